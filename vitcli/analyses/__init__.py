@@ -1,0 +1,1 @@
+"""One file a command: config in, result out. Nothing here prints."""

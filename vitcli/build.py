@@ -1,0 +1,172 @@
+"""The one composition root: an EncoderConfig becomes a VisionEncoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from vitcli.config.schema import EncoderConfig
+from vitcli.core.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
+from vitcli.core.block import BLOCKS, Block
+from vitcli.core.encoder import VisionEncoder
+from vitcli.core.feedforward import ACTIVATIONS, FEED_FORWARDS
+from vitcli.core.frontend import VisionFrontEnd
+from vitcli.core.heads import DistilledHead, LinearHead, MergerHead, NoHead, TanhHead
+from vitcli.core.initialise import initialise
+from vitcli.core.masks import CausalMask, Mask, NoMask, WindowMask
+from vitcli.core.norms import NORMS, LayerScale, PerHeadNorm
+from vitcli.core.pooling import (
+    ClsMeanPooling,
+    ClsPooling,
+    MapPooling,
+    MeanPooling,
+    NoPooling,
+)
+from vitcli.core.positions import (
+    AlibiPosition,
+    LearnedPosition,
+    NoPosition,
+    RopePosition,
+    SinCosPosition,
+)
+from vitcli.core.vit import ViT
+
+
+def _norm(c: EncoderConfig) -> nn.Module:
+    return NORMS[c.norm](c.hidden, c.norm_eps)
+
+
+def _table(kind: type[LearnedPosition], c: EncoderConfig) -> NoPosition:
+    dtype = torch.float32 if c.position_table.resize_dtype == "float32" else None
+    resize = c.position_table.resize
+    return kind(c.hidden, c.grid, c.table_prefix_rows, resize=resize, resize_dtype=dtype)
+
+
+def _rope(c: EncoderConfig) -> NoPosition:
+    rope = c.rope
+    return RopePosition(
+        c.head_width, rope.theta, rope.coordinates, rope.layout, rope.reference_grid
+    )
+
+
+def _map_pooling(c: EncoderConfig) -> nn.Module:
+    feed_forward = FEED_FORWARDS["plain"](c.hidden, c.mlp_hidden, ACTIVATIONS[c.activation]())
+    return MapPooling(c.hidden, c.heads, _norm(c), feed_forward)
+
+
+def _out(c: EncoderConfig) -> int:
+    assert c.head_dim is not None  # the schema refuses such a config
+    return c.head_dim
+
+
+def _window(c: EncoderConfig) -> Mask:
+    assert c.attention.window is not None  # the schema refuses such a config
+    return WindowMask(c.attention.window, c.attention.full_blocks)
+
+
+POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
+    "learned": partial(_table, LearnedPosition),
+    "sincos2d": partial(_table, SinCosPosition),
+    "rope2d": _rope,
+    "alibi2d": lambda c: AlibiPosition(c.heads),
+    "none": lambda c: NoPosition(),
+}
+MASKS: dict[str, Callable[[EncoderConfig], Mask]] = {
+    "none": lambda c: NoMask(),
+    "causal": lambda c: CausalMask(),
+    "window": _window,
+}
+POOLINGS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
+    "cls": lambda c: ClsPooling(),
+    "mean": lambda c: MeanPooling(),
+    "cls+mean": lambda c: ClsMeanPooling(),
+    "map": _map_pooling,
+    "none": lambda c: NoPooling(),
+}
+HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
+    "none": lambda c: NoHead(),
+    "linear": lambda c: LinearHead(c.pooled_width, _out(c)),
+    "projection": lambda c: LinearHead(c.pooled_width, _out(c), bias=False),
+    "tanh": lambda c: TanhHead(c.pooled_width),
+    "distilled": lambda c: DistilledHead(c.hidden, _out(c)),
+    "merger": lambda c: MergerHead(c.hidden, _out(c), _norm(c)),
+}
+QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
+    "none": lambda c: nn.Identity(),
+    "width": lambda c: NORMS[c.attention.qk_norm_kind](c.hidden, c.attention.qk_norm_eps),
+    "head": lambda c: PerHeadNorm(
+        NORMS[c.attention.qk_norm_kind](c.head_width, c.attention.qk_norm_eps), c.heads
+    ),
+}
+
+
+def _attention(c: EncoderConfig) -> MultiHeadSelfAttention:
+    qk_norm = QK_NORMS[c.attention.qk_norm]
+    return MultiHeadSelfAttention(
+        c.hidden,
+        c.heads,
+        qkv=QKV_PROJECTIONS[c.attention.qkv_bias](c.hidden),
+        attend=ATTENDS[c.attention.attend](c.attention.dropout),
+        q_norm=qk_norm(c),
+        k_norm=qk_norm(c),
+        dropout=c.dropout,
+    )
+
+
+def _scale(c: EncoderConfig) -> nn.Module:
+    return nn.Identity() if c.layer_scale is None else LayerScale(c.hidden, c.layer_scale)
+
+
+def build_block(c: EncoderConfig, index: int = 0) -> Block:
+    """Block `index` of the stack, with its share of drop path."""
+    feed_forward = FEED_FORWARDS[c.mlp]
+    return BLOCKS[c.norm_placement](
+        attention=_attention(c),
+        feed_forward=feed_forward(c.hidden, c.mlp_hidden, ACTIVATIONS[c.activation](), c.dropout),
+        norm1=_norm(c),
+        norm2=_norm(c),
+        scale1=_scale(c),
+        scale2=_scale(c),
+        drop_path=c.drop_path * index / max(c.depth - 1, 1),
+    )
+
+
+def compose(c: EncoderConfig) -> VisionEncoder:
+    """The encoder's modules with unset parameters, on torch's current default device."""
+    kinds = {"cls": int(c.cls_token), "dist": int(c.dist_token), "registers": c.registers}
+    pooled_norm = NORMS[c.norm](c.pooled_width, c.norm_eps) if c.pool_norm else nn.Identity()
+    return VisionEncoder(
+        front_end=VisionFrontEnd(
+            c.channels,
+            c.hidden,
+            c.patch_size,
+            prefix={kind: count for kind, count in kinds.items() if count},
+            position=POSITIONS[c.position](c),
+            norm=_norm(c) if c.ln_pre else nn.Identity(),
+            patch_bias=c.patch_bias,
+        ),
+        vit=ViT(
+            [build_block(c, index) for index in range(c.depth)],
+            norm=_norm(c) if c.has_final_norm else nn.Identity(),
+        ),
+        mask=MASKS[c.attention.mask](c),
+        pooling=POOLINGS[c.pooling](c),
+        pool_norm=pooled_norm,
+        head=HEADS[c.head](c),
+    )
+
+
+def build_meta(config: EncoderConfig) -> VisionEncoder:
+    """The encoder on the meta device: shapes and no storage."""
+    with torch.device("meta"):
+        return compose(config)
+
+
+def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
+    """A fresh encoder on the CPU in float32, in eval mode, its weights drawn from `seed`."""
+    encoder = build_meta(config).to_empty(device="cpu")
+    initialise(encoder, config.init, config.init_std, seed)
+    return encoder.eval()

@@ -1,0 +1,332 @@
+"""The words a config is written in: one pydantic schema, no torch.
+
+Every key is a plain value. `vitcli.build` alone turns names into modules, and a test holds each
+literal here equal to the table of variants there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+PositionKind = Literal["learned", "sincos2d", "rope2d", "alibi2d", "none"]
+PoolingKind = Literal["cls", "mean", "cls+mean", "map", "none"]
+HeadKind = Literal["none", "linear", "tanh", "projection", "distilled", "merger"]
+NormKind = Literal["layernorm", "rmsnorm"]
+NormPlacement = Literal["pre", "post"]
+MlpKind = Literal["plain", "gated"]
+ActivationKind = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+MaskKind = Literal["none", "causal", "window"]
+AttendKind = Literal["fused", "explicit"]
+QkNormScope = Literal["none", "width", "head"]
+BiasParts = Literal["qkv", "qv", "none"]
+InitScheme = Literal["trunc_normal", "xavier_uniform"]
+TableResize = Literal[
+    "bicubic",
+    "bicubic_antialias",
+    "bicubic_offset",
+    "bicubic_align_corners",
+    "bilinear_antialias",
+]
+RopeCoordinates = Literal["centred", "index", "reference"]
+RopeLayout = Literal["half", "interleaved"]
+ResizeKind = Literal["none", "shortest", "squash", "smart"]
+FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
+
+def _as_size(value: Any) -> Any:
+    """A height and a width from `224`, `[384, 512]` or `"384x512"`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
+    if isinstance(value, str):
+        sides = value.lower().split("x")
+        if all(side.isdecimal() for side in sides) and len(sides) <= 2:
+            return (int(sides[0]), int(sides[-1]))
+    return _as_tuple(value)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _short_size(value: tuple[int, int]) -> int | list[int]:
+    return value[0] if value[0] == value[1] else list(value)
+
+
+Size = Annotated[
+    tuple[PositiveInt, PositiveInt], BeforeValidator(_as_size), PlainSerializer(_short_size)
+]
+"""(height, width) in pixels; one number means a square."""
+Triple = Annotated[
+    tuple[float, float, float], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
+]
+Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))]
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """A block of keys: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TableConfig(Section):
+    """The learned or stored additive position table."""
+
+    prefix_rows: int | None = Field(default=None, ge=0)
+    """Rows for the first k prefix tokens; null means CLS and distillation, not registers."""
+    resize: TableResize = "bicubic"
+    """How the table follows another image size; the rule is part of the family."""
+    resize_dtype: Literal["float32", "model"] = "float32"
+
+
+class RopeConfig(Section):
+    """2D rotary positions on the queries and keys of patches; prefix tokens are not rotated."""
+
+    theta: PositiveFloat = 100.0
+    coordinates: RopeCoordinates = "centred"
+    reference_grid: Size = (16, 16)
+    """The grid that `coordinates: reference` scales indices to (EVA-02)."""
+    layout: RopeLayout = "half"
+
+
+class AttentionConfig(Section):
+    mask: MaskKind = "none"
+    window: PositiveInt | None = None
+    """Side in patches of the squares that `mask: window` attends within."""
+    full_blocks: Ints = ()
+    """Blocks that attend over the whole image although `mask: window` is set."""
+    qkv_bias: BiasParts = "qkv"
+    qk_norm: QkNormScope = "none"
+    qk_norm_kind: NormKind = "layernorm"
+    qk_norm_eps: PositiveFloat = 1e-6
+    dropout: Rate = 0.0
+    attend: AttendKind = "fused"
+
+
+class EncoderConfig(Section):
+    """The encoder; the defaults are ViT-B/16 at 224 px."""
+
+    image_size: Size = (224, 224)
+    """The native size: what the position table is made for."""
+    patch_size: PositiveInt = 16
+    channels: PositiveInt = 3
+    hidden: PositiveInt = 768
+    depth: PositiveInt = 12
+    heads: PositiveInt = 12
+    mlp_hidden: PositiveInt = 3072
+
+    patch_bias: bool = True
+    cls_token: bool = True
+    dist_token: bool = False
+    registers: int = Field(default=0, ge=0)
+
+    position: PositionKind = "learned"
+    position_table: TableConfig = TableConfig()
+    rope: RopeConfig = RopeConfig()
+
+    ln_pre: bool = False
+    """A norm on the tokens before the first block (CLIP)."""
+    norm: NormKind = "layernorm"
+    norm_eps: PositiveFloat = 1e-6
+    norm_placement: NormPlacement = "pre"
+    final_norm: bool | None = None
+    """The norm after the last block; null means yes for pre-norm and no for post-norm."""
+
+    attention: AttentionConfig = AttentionConfig()
+    mlp: MlpKind = "plain"
+    activation: ActivationKind = "gelu"
+    layer_scale: float | None = None
+    """Initial value of the per-channel LayerScale; null means there is none."""
+
+    dropout: Rate = 0.0
+    drop_path: Rate = 0.0
+    """Rate at the last block; it grows linearly from zero at the first."""
+
+    pooling: PoolingKind = "cls"
+    pool_norm: bool = False
+    """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
+    head: HeadKind = "none"
+    head_dim: PositiveInt | None = None
+    """Width of the head's output: classes, projection or language width."""
+
+    init: InitScheme = "trunc_normal"
+    init_std: PositiveFloat = 0.02
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along height and width at the native size; trailing pixels are dropped."""
+        return self.grid_at(self.image_size)
+
+    def grid_at(self, size: tuple[int, int]) -> tuple[int, int]:
+        return size[0] // self.patch_size, size[1] // self.patch_size
+
+    @property
+    def prefix_tokens(self) -> int:
+        return int(self.cls_token) + int(self.dist_token) + self.registers
+
+    @property
+    def table_prefix_rows(self) -> int:
+        rows = self.position_table.prefix_rows
+        return int(self.cls_token) + int(self.dist_token) if rows is None else rows
+
+    @property
+    def head_width(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden // self.heads
+
+    @property
+    def has_final_norm(self) -> bool:
+        return self.norm_placement == "pre" if self.final_norm is None else self.final_norm
+
+    @property
+    def pooled_width(self) -> int:
+        return self.hidden * (2 if self.pooling == "cls+mean" else 1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for key, wrong in self._contradictions():
+            if wrong:
+                raise ValueError(f"{key}: {wrong}")
+        return self
+
+    def _contradictions(self) -> list[tuple[str, str]]:
+        """(key, what is wrong with it or nothing), in the order a reader would meet them."""
+        height, width = self.image_size
+        attention = self.attention
+        patches = self.grid[0] * self.grid[1]
+        checks: list[tuple[str, bool, str]] = [
+            (
+                "hidden",
+                self.hidden % self.heads != 0,
+                f"{self.hidden} is not divisible by heads = {self.heads}",
+            ),
+            (
+                "patch_size",
+                patches == 0,
+                f"a patch of {self.patch_size} px is larger than the {height}x{width} image",
+            ),
+            (
+                "position",
+                self.position == "rope2d" and self.head_width % 4 != 0,
+                f"rope2d needs hidden / heads = {self.head_width} to be a multiple of 4",
+            ),
+            (
+                "position",
+                self.position == "sincos2d" and self.hidden % 4 != 0,
+                f"sincos2d needs hidden = {self.hidden} to be a multiple of 4",
+            ),
+            (
+                "position_table.prefix_rows",
+                self.table_prefix_rows > self.prefix_tokens,
+                f"{self.table_prefix_rows} rows for {self.prefix_tokens} prefix tokens",
+            ),
+            (
+                "pooling",
+                self.pooling in ("cls", "cls+mean") and not self.cls_token,
+                f"{self.pooling} needs cls_token: true",
+            ),
+            (
+                "pool_norm",
+                self.pool_norm and self.pooling == "none",
+                "there is no pooled vector to normalise when pooling is none",
+            ),
+            (
+                "head",
+                self.head in ("linear", "tanh", "projection") and self.pooling == "none",
+                f"{self.head} needs a pooled vector, but pooling is none",
+            ),
+            (
+                "head",
+                self.head == "distilled" and not (self.cls_token and self.dist_token),
+                "distilled needs cls_token: true and dist_token: true",
+            ),
+            (
+                "head",
+                self.head == "merger" and any(side % 2 for side in self.grid),
+                f"merger joins 2x2 patches, but the grid is {self.grid[0]}x{self.grid[1]}",
+            ),
+            (
+                "head_dim",
+                self.head in ("linear", "projection", "distilled", "merger")
+                and self.head_dim is None,
+                f"head: {self.head} needs head_dim, the width of its output",
+            ),
+            (
+                "head_dim",
+                self.head in ("none", "tanh") and self.head_dim is not None,
+                f"head: {self.head} has no width to choose",
+            ),
+            (
+                "attention.window",
+                (attention.mask == "window") != (attention.window is not None),
+                "mask: window and the window's side go together",
+            ),
+            (
+                "attention.full_blocks",
+                bool(attention.full_blocks)
+                and (
+                    attention.mask != "window"
+                    or not all(0 <= block < self.depth for block in attention.full_blocks)
+                ),
+                f"blocks 0 to {self.depth - 1} that leave the window, with mask: window only",
+            ),
+        ]
+        return [(key, text) for key, wrong, text in checks if wrong]
+
+
+class PreprocessConfig(Section):
+    """From decoded RGB pixels to the tensor the encoder reads: resize, crop, scale, normalise."""
+
+    resize: ResizeKind = "squash"
+    """shortest: the shorter side to `resize_size`, aspect kept; squash: both sides, aspect lost;
+    smart: both sides to multiples of `multiple` within a pixel budget (Qwen2-VL)."""
+    resize_size: Size | None = (224, 224)
+    filter: FilterKind = "bilinear"
+    resize_dtype: Literal["uint8", "float32"] = "uint8"
+    """float32 divides by 255 before resizing, as DINOv3 does; uint8 rounds to 8 bits after."""
+    crop_size: Size | None = None
+    crop_rounding: Literal["floor", "round"] = "floor"
+    """Offset of the centre crop: floor((H-h)/2), or Python's round as torchvision and timm do."""
+    multiple: PositiveInt = 28
+    min_pixels: PositiveInt = 56 * 56
+    max_pixels: PositiveInt = 14 * 14 * 4 * 1280
+    mean: Triple = (0.5, 0.5, 0.5)
+    std: Triple = (0.5, 0.5, 0.5)
+
+    @property
+    def output_size(self) -> tuple[int, int] | None:
+        """(height, width) of what the encoder reads; None where it follows the image."""
+        return self.crop_size or (self.resize_size if self.resize == "squash" else None)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.resize in ("shortest", "squash") and self.resize_size is None:
+            raise ValueError(f"resize_size: resize: {self.resize} needs it")
+        if self.resize in ("none", "smart") and self.resize_size is not None:
+            raise ValueError(f"resize_size: resize: {self.resize} takes none; write null")
+        if self.resize == "shortest" and self.resize_size and len(set(self.resize_size)) > 1:
+            raise ValueError("resize_size: resize: shortest takes one number")
+        if any(s <= 0 for s in self.std):
+            raise ValueError("std: each must be above zero")
+        if self.min_pixels > self.max_pixels:
+            raise ValueError("min_pixels: larger than max_pixels")
+        return self
+
+
+class ModelConfig(Section):
+    """A whole model: the encoder and the preprocessing that belongs to it."""
+
+    name: str = "custom"
+    encoder: EncoderConfig = EncoderConfig()
+    preprocess: PreprocessConfig = PreprocessConfig()

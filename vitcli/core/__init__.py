@@ -1,0 +1,1 @@
+"""The encoder: torch and nothing else."""
