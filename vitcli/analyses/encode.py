@@ -1,0 +1,278 @@
+"""What an encoder makes of images, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitcli.core.encoder import EncoderOutput
+from vitcli.core.taps import layer_points, tapped
+from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
+from vitcli.inputs.decode import DecodedImage, ImageError, decode
+from vitcli.inputs.preprocess import describe, preprocess
+from vitcli.inputs.synthetic import synthetic_image
+from vitcli.models import LoadedModel
+from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, ModelInfo
+
+BATCH = 16
+"""Images in one forward pass; more make a CPU no faster and the activations larger."""
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An image as the encoder reads it, and where it came from."""
+
+    path: str
+    decoded: DecodedImage
+    pixels: Tensor
+
+
+def model_info(model: LoadedModel) -> ModelInfo:
+    encoder = model.config.encoder
+    return ModelInfo(
+        model.name, model.parameters, encoder.hidden, encoder.depth, encoder.heads, model.weights
+    )
+
+
+def encode(
+    model: LoadedModel,
+    paths: Sequence[str],
+    tokens: Sequence[str] = (),
+    background: tuple[int, int, int] = (255, 255, 255),
+    advance: Advance = lambda done, total: None,
+) -> tuple[EncodeResult, dict[str, np.ndarray]]:
+    """Encode images in order; without paths, the built-in synthetic one.
+
+    Returns the result and, for each kind in `tokens` (see `select_tokens`), one array whose first
+    axis is the images that could be read. An image that cannot be read is in `failed`.
+
+    Raises:
+        VitcliError: a kind of token that this encoder has not, or that differ in number.
+    """
+    check_tokens(model, tokens)
+    failed: list[FailedImage] = []
+    images: list[EncodedImage] = []
+    vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
+    sources: list[str | None] = [*paths] or [None]
+    prepared = _prepare(model, sources, background, failed)
+    for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
+        for batch in _chunks(same, BATCH):
+            rows, output = _run(model, batch)
+            for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
+                images.append(_image(model, item, layers, output, index))
+            for kind in tokens:
+                vectors[kind] += list(select_tokens(model, output, kind))
+            advance(len(images) + len(failed), len(sources))
+    result = EncodeResult(model_info(model), tuple(images), tuple(failed))
+    return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
+
+
+def _prepare(
+    model: LoadedModel,
+    sources: Sequence[str | None],
+    background: tuple[int, int, int],
+    failed: list[FailedImage],
+) -> Iterator[Prepared]:
+    for source in sources:
+        try:
+            if source is None:
+                picture = synthetic_image(model.input_size)
+                decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
+            else:
+                decoded = decode(source, background=background)
+            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocess))
+        except ImageError as error:
+            failed.append(FailedImage(str(source), error.code, error.message))
+        else:
+            yield Prepared("synthetic" if source is None else source, decoded, pixels)
+
+
+def _chunks(items: Iterator[Prepared], size: int) -> Iterator[list[Prepared]]:
+    batch: list[Prepared] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _run(
+    model: LoadedModel, batch: Sequence[Prepared]
+) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
+    """The layer table of each image, and the encoder's output."""
+    pixels = torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
+    points = layer_points(model.encoder)
+    table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
+    with tapped((module, table.observe) for _, module in points):
+        output: EncoderOutput = model.encoder(pixels)
+    return table.rows([name for name, _ in points]), output
+
+
+class NormTable:
+    """Norms of each layer's tokens, reduced as the layer's output goes by."""
+
+    def __init__(self, prefix_tokens: int, has_cls: bool) -> None:
+        self.prefix_tokens = prefix_tokens
+        self.has_cls = has_cls
+        self.layers: list[list[list[float]]] = []
+        self.last_cls: Tensor | None = None
+
+    def observe(self, tokens: Tensor) -> None:
+        """(B, P+N, D) -> for each image CLS norm, patch mean, patch max, cosine to the last CLS."""
+        tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        norms = tokens[:, self.prefix_tokens :].norm(dim=-1)  # (B, N)
+        nothing = torch.full_like(norms[:, 0], float("nan"))
+        cls = tokens[:, 0] if self.has_cls else None
+        cosine = (
+            nothing
+            if cls is None or self.last_cls is None
+            else F.cosine_similarity(cls, self.last_cls, dim=-1)
+        )
+        columns = [
+            nothing if cls is None else cls.norm(dim=-1),
+            norms.mean(dim=1),
+            norms.amax(dim=1),
+            cosine,
+        ]
+        self.layers.append(torch.stack(columns, dim=1).tolist())
+        self.last_cls = cls
+
+    def rows(self, names: Sequence[str]) -> list[tuple[LayerNorms, ...]]:
+        """The table of each image, one row for each observed layer."""
+        return [
+            tuple(
+                LayerNorms(
+                    layer,
+                    name,
+                    cls_norm=cls if self.has_cls else None,
+                    patch_norm_mean=mean,
+                    patch_norm_max=peak,
+                    cls_cosine_prev=cosine if self.has_cls and layer else None,
+                )
+                for layer, (name, (cls, mean, peak, cosine)) in enumerate(
+                    zip(names, image, strict=True)
+                )
+            )
+            for image in zip(*self.layers, strict=True)
+        ]
+
+
+def _image(
+    model: LoadedModel,
+    item: Prepared,
+    layers: tuple[LayerNorms, ...],
+    output: EncoderOutput,
+    index: int,
+) -> EncodedImage:
+    pooled, head, decoded = output.pooled, output.output, item.decoded
+    return EncodedImage(
+        path=item.path,
+        mode=decoded.mode,
+        width=decoded.width,
+        height=decoded.height,
+        preparation=describe(model.preprocess, decoded.width, decoded.height),
+        input_shape=(1, *item.pixels.shape),
+        output_shape=(1, *output.tokens.shape[1:]),
+        layers=layers,
+        pooled_norm=None if pooled is None else float(pooled[index].float().norm()),
+        head_shape=None if head is None else (1, *head.shape[1:]),
+    )
+
+
+TOKENS = ("cls", "dist", "register", "patch", "pooled", "output")
+"""Kinds of vectors: prefix tokens, patches, the pooled vector, the head's output."""
+
+
+def available_tokens(model: LoadedModel) -> list[str]:
+    """The kinds of TOKENS that this encoder has."""
+    c = model.config.encoder
+    there = {
+        "cls": c.cls_token,
+        "dist": c.dist_token,
+        "register": c.registers > 0,
+        "patch": True,
+        "pooled": c.pooling != "none",
+        "output": c.head != "none",
+    }
+    return [kind for kind in TOKENS if there[kind]]
+
+
+def check_tokens(model: LoadedModel, tokens: Sequence[str]) -> None:
+    available = available_tokens(model)
+    for kind in tokens:
+        if kind not in available:
+            raise VitcliError(
+                f"--tokens {kind}: {model.name} has none"
+                if kind in TOKENS
+                else f"--tokens {kind}: unknown kind",
+                "this encoder has " + ",".join(available),
+            )
+
+
+def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.ndarray:
+    """One kind of TOKENS of each image as float32 (float64 for a float64 model).
+
+    cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width).
+    """
+    c, tokens = model.config.encoder, output.tokens
+    first_register = int(c.cls_token) + int(c.dist_token)
+    slices = {
+        "cls": lambda: tokens[:, 0],
+        "dist": lambda: tokens[:, int(c.cls_token)],
+        "register": lambda: tokens[:, first_register : c.prefix_tokens],
+        "patch": lambda: tokens[:, c.prefix_tokens :],
+        "pooled": lambda: output.pooled,
+        "output": lambda: output.output,
+    }
+    chosen = slices[kind]()
+    assert chosen is not None  # check_tokens has refused it
+    array: np.ndarray = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).cpu().numpy()
+    return array
+
+
+def _stack(kind: str, arrays: list[np.ndarray]) -> np.ndarray:
+    if len({array.shape for array in arrays}) > 1:
+        raise VitcliError(
+            f"--tokens {kind}: the images give different numbers of patches",
+            "--image-size N makes them equal",
+        )
+    return np.stack(arrays) if arrays else np.empty(0, np.float32)
+
+
+VECTOR_SUFFIXES = (".npz", ".npy", ".safetensors")
+
+
+def check_vector_file(path: Path, tokens: Sequence[str]) -> None:
+    """Refuse a file that `write_vectors` could not write, before anything is computed."""
+    if path.suffix not in VECTOR_SUFFIXES:
+        raise VitcliError(f"--out {path}: unknown suffix", "one of " + ", ".join(VECTOR_SUFFIXES))
+    if path.suffix == ".npy" and len(tokens) != 1:
+        raise VitcliError(f"--out {path}: .npy holds one array", "name one kind in --tokens")
+    if not path.parent.is_dir():
+        raise VitcliError(f"--out {path}: there is no folder {path.parent}", "make it first")
+
+
+def write_vectors(path: Path, vectors: dict[str, np.ndarray]) -> None:
+    """Arrays by name as .npz or .safetensors, a single one as .npy."""
+    with atomic_write(path) as file:
+        if path.suffix == ".npy":
+            np.save(file, next(iter(vectors.values())), allow_pickle=False)
+        elif path.suffix == ".npz":
+            np.savez(file, **vectors)  # type: ignore[arg-type]
+        else:
+            contiguous = {kind: np.ascontiguousarray(array) for kind, array in vectors.items()}
+            file.write(safetensors.numpy.save(contiguous))

@@ -1,0 +1,70 @@
+"""The one error boundary: every command runs inside it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from vitcli.errors import VitcliError
+
+INTERRUPTED = 130
+
+
+def complain(message: str, hint: str = "") -> None:
+    """`error:` and what to do next, one line each, on stderr."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold red]error:[/] {escape(_one_line(message))}", soft_wrap=True)
+    if hint:
+        console.print(f"  [cyan]try:[/] {escape(_one_line(hint))}", soft_wrap=True)
+
+
+def _one_line(text: str) -> str:
+    printable = text.encode("utf-8", "backslashreplace").decode()
+    return "\\n".join(printable.splitlines())
+
+
+class Boundary(TyperGroup):
+    """Turns what a user can cause into one line and an exit code; never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VitcliError as error:
+            if ctx.params.get("debug"):
+                raise
+            complain(error.message, error.hint)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # The reader went away: what it read was right. Keep Python's exit from complaining.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from error
+        except MemoryError as error:
+            complain("out of memory", "a smaller batch, image or encoder")
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if ctx.params.get("debug"):
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            full = error.errno == errno.ENOSPC
+            hint = "free some space and run it again" if full else ""
+            complain(f"{where}{error.strerror or error}", hint)
+            raise typer.Exit(1) from error
+        except Exception as error:
+            # typer's own (usage errors, exits) pass; all else is ours to mend.
+            if ctx.params.get("debug") or type(error).__module__.startswith(("typer", "click")):
+                raise
+            complain(
+                f"{type(error).__name__}: {error}",
+                "this is a fault in vitcli: `vitcli --debug ...` shows where",
+            )
+            raise typer.Exit(1) from error

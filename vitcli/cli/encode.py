@@ -1,0 +1,110 @@
+"""vitcli encode"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
+from vitcli.errors import VitcliError
+
+
+@grouped
+def encode(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    model: ModelOptions,
+    every: Annotated[
+        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block only.")
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write vectors (.npz, .npy, .safetensors)."),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="KINDS",
+            help="What --out holds: cls,dist,register,patch,pooled,output. Default: pooled, or "
+            "patch without pooling.",
+        ),
+    ] = None,
+    background: Annotated[
+        str,
+        typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
+    ] = "white",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+    print_config: PrintConfigOption = False,
+) -> None:
+    """What an encoder makes of images, layer by layer.
+
+    \b
+    Examples:
+      vitcli encode
+      vitcli encode photo.jpg --weights facebook/dinov2-small --every 2
+      vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
+    """
+    from vitcli.render.console import answer, answer_text, note, progress, status, warn
+    from vitcli.render.figure import check_figure_file, save_figure
+
+    check_figure_file(plot)
+    request = model.to_request()
+    if print_config and request.weights is None:
+        from vitcli.config.load import config_yaml
+
+        return answer_text(config_yaml(request.fresh_config()))
+    if request.weights is None:
+        request.fresh_config()  # a bad config is told before torch is loaded
+
+    with status("loading torch and the encoder"):
+        from vitcli.analyses import encode as analysis
+        from vitcli.inputs.decode import parse_colour
+        from vitcli.models import load_model
+
+        loaded = load_model(request)
+    if print_config:
+        from vitcli.config.load import config_yaml
+
+        return answer_text(config_yaml(loaded.config))
+
+    kinds: list[str] = []
+    if out:
+        default = "pooled" if loaded.config.encoder.pooling != "none" else "patch"
+        kinds = [kind.strip() for kind in (tokens or default).split(",")]
+        analysis.check_vector_file(out, kinds)
+    elif tokens:
+        raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
+
+    with progress("encoding") as advance:
+        result, vectors = analysis.encode(
+            loaded, images or [], kinds, parse_colour(background), advance
+        )
+    if loaded.fresh:
+        note("fresh weights: the numbers describe the architecture, not the image")
+    for failure in result.failed:
+        warn(failure.error)
+    if out and result.images:
+        analysis.write_vectors(out, vectors)
+        note(f"wrote {', '.join(kinds)} of {len(result.images)} images to {out}")
+    if plot and result.images:
+        from vitcli.render.encode import figure
+
+        save_figure(figure(result), plot)
+        note(f"drew {plot}")
+    if json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    elif result.images:
+        from vitcli.render.encode import tables
+
+        answer(*tables(result, every))
+    if result.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,188 @@
+"""Options that several commands share, each written once.
+
+A command takes a group of them as one parameter, `model: ModelOptions`, under `@grouped`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from vitcli.config.load import Setting, parse_setting
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw a figure (.png, .svg, .pdf)."),
+]
+PrintConfigOption = Annotated[
+    bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")
+]
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """`518` or `384x512` (height x width) as (height, width).
+
+    Raises:
+        VitcliError: anything else.
+    """
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise VitcliError(f"--image-size {text}: expected 518 or 384x512 (height x width)")
+    return int(sides[0]), int(sides[-1])
+
+
+def model_option(*names: str, **how: Any) -> Any:
+    """A typer option in the help's panel about the model."""
+    return typer.Option(*names, rich_help_panel="Model", **how)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedModelOptions:
+    """What every command that runs a model takes, however many models it takes."""
+
+    set: Annotated[
+        list[str] | None,
+        model_option(
+            "--set", metavar="KEY=VALUE", help="Set a config key, e.g. encoder.depth=6. Repeatable."
+        ),
+    ] = None
+    norm: Annotated[
+        str | None, model_option("--norm", metavar="pre|post", help="Norm placement.")
+    ] = None
+    position: Annotated[
+        str | None,
+        model_option("--position", metavar="KIND", help="learned|sincos2d|rope2d|alibi2d|none."),
+    ] = None
+    pool: Annotated[
+        str | None, model_option("--pool", metavar="KIND", help="cls|mean|cls+mean|map|none.")
+    ] = None
+    image_size: Annotated[
+        str | None,
+        model_option("--image-size", metavar="N|HxW", help="Input size in pixels."),
+    ] = None
+    pos_resize: Annotated[
+        str | None,
+        model_option(
+            "--pos-resize",
+            metavar="RULE",
+            help="How a position table follows another size (encoder.position_table.resize).",
+        ),
+    ] = None
+    seed: Annotated[int, model_option("--seed", help="Seed of fresh weights.")] = 0
+    device: Annotated[
+        str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Where to run.")
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        model_option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
+    ] = "float32"
+
+    def shared_settings(self) -> tuple[Setting, ...]:
+        """`--set` in the order given, after the shorthands, so that the exact key wins."""
+        short = {
+            "norm_placement": ("--norm", self.norm),
+            "position": ("--position", self.position),
+            "pooling": ("--pool", self.pool),
+        }
+        named = [
+            Setting(("encoder", key), value, f"{option} {value}")
+            for key, (option, value) in short.items()
+            if value is not None
+        ]
+        return (*named, *(parse_setting(text) for text in self.set or ()))
+
+    def request(self, **which: Any) -> ModelRequest:
+        """One model's request; `which` names it (preset, config_file, weights, extra settings)."""
+        settings = (*which.pop("settings", ()), *self.shared_settings())
+        return ModelRequest(
+            settings=settings,
+            seed=self.seed,
+            image_size=parse_size(self.image_size) if self.image_size else None,
+            pos_resize=self.pos_resize,
+            device=self.device,
+            dtype=self.dtype,
+            **which,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(SharedModelOptions):
+    """The options that name one model."""
+
+    preset: Annotated[
+        str | None,
+        model_option("--preset", metavar="NAME", help="A known encoder (`vitcli presets`)."),
+    ] = None
+    config: Annotated[
+        Path | None, model_option("--config", metavar="FILE", help="A YAML config.")
+    ] = None
+    weights: Annotated[
+        str | None,
+        model_option(
+            "--weights", metavar="SOURCE", help="Checkpoint file, directory or hub owner/name."
+        ),
+    ] = None
+    registers: Annotated[
+        int | None, model_option("--registers", metavar="N", help="Register tokens.")
+    ] = None
+
+    def to_request(self) -> ModelRequest:
+        named = () if self.registers is None else (registers_setting(self.registers),)
+        return self.request(
+            preset=self.preset, config_file=self.config, weights=self.weights, settings=named
+        )
+
+
+def registers_setting(count: int) -> Setting:
+    return Setting(("encoder", "registers"), count, f"--registers {count}")
+
+
+def grouped(function: Function) -> Function:
+    """Lets a command take option groups (dataclasses of annotated options) as parameters."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=kind))
+            continue
+        assert isinstance(kind, type)
+        annotations = get_type_hints(kind, include_extras=True)
+        # What a group adds to its base comes first: the options that name a model.
+        fields = sorted(dataclasses.fields(kind), key=lambda f: f.name not in kind.__annotations__)
+        names = [f.name for f in fields]
+        groups[parameter.name] = (kind, names)
+        parameters += [
+            inspect.Parameter(
+                f.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=annotations[f.name],
+                default=f.default,
+            )
+            for f in fields
+        ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        built = {
+            name: kind(**{key: values.pop(key) for key in names})
+            for name, (kind, names) in groups.items()
+        }
+        return function(**values, **built)
+
+    flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in flat}
+    return command  # type: ignore[return-value]

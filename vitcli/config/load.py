@@ -1,0 +1,192 @@
+"""A config from its layers: preset, then file, then settings; errors say which layer is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from vitcli.config.schema import ModelConfig
+from vitcli.config.yaml import Document, KeyPath, dump_yaml, parse_value, parse_yaml, read_yaml
+from vitcli.errors import VitcliError
+
+Config = TypeVar("Config", bound=ModelConfig)
+DEFAULT_PRESET = "vit-b16"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for one dotted key, and what the user wrote to set it."""
+
+    path: KeyPath
+    value: Any
+    source: str
+
+
+def parse_setting(text: str) -> Setting:
+    """`encoder.depth=6` as a Setting; the value is YAML.
+
+    Raises:
+        VitcliError: no `=`, or a value that is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    source = f"--set {text}"
+    if not equals or not key.strip():
+        raise VitcliError(f"{source}: expected KEY=VALUE", "for example --set encoder.depth=6")
+    return Setting(tuple(key.strip().split(".")), parse_value(value, source), source)
+
+
+def preset_names() -> list[str]:
+    """The presets that ship with the package, sorted."""
+    folder = resources.files("vitcli.config") / "presets"
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
+
+
+def preset_layers(name: str) -> list[Document]:
+    """The preset's YAML, after those it is based on.
+
+    Raises:
+        VitcliError: there is no such preset.
+    """
+    file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
+    if "/" in name or not file.is_file():
+        raise VitcliError(f"there is no preset {name!r}", _nearest(name, preset_names()))
+    document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
+    base = document.data.pop("preset", None)
+    return [*(preset_layers(base) if base else []), document]
+
+
+@dataclass
+class Layers:
+    """Values merged so far, and the last source that gave each dotted key."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    sources: dict[KeyPath, str] = field(default_factory=dict)
+
+    def add(self, document: Document) -> None:
+        for path, value in _leaves(document.data):
+            line = document.lines.get(path)
+            self.set(Setting(path, value, document.source + (f":{line}" if line else "")))
+
+    def set(self, setting: Setting) -> None:
+        for path, value in _leaves(setting.value, setting.path):
+            node = self.data
+            for depth, key in enumerate(path[:-1], start=1):
+                child = node.setdefault(key, {})
+                if not isinstance(child, dict):
+                    dotted = ".".join(path[:depth])
+                    raise VitcliError(
+                        f"{setting.source}: {dotted} is a value, not a section",
+                        f"give {dotted} itself",
+                    )
+                node = child
+            node[path[-1]] = value
+            self.sources[path] = setting.source
+
+    def source(self, path: KeyPath) -> str:
+        """Who gave this key, or the closest key above or below it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.sources:
+                return self.sources[path[:end]]
+        below = [s for p, s in self.sources.items() if p[: len(path)] == path]
+        return below[-1] if below else "config"
+
+
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from _leaves(child, (*path, str(key)))
+    else:
+        yield path, value
+
+
+def load_config(
+    schema: type[Config],
+    preset: str | None = None,
+    file: Path | None = None,
+    settings: Sequence[Setting] = (),
+) -> Config:
+    """The config of a preset, a YAML file and settings, in this order; the later wins.
+
+    Raises:
+        VitcliError: unknown keys, wrong types or impossible combinations, with file and line.
+    """
+    layers = Layers()
+    document = read_yaml(file) if file else None
+    base = document.data.pop("preset", None) if document else None
+    if base is not None and not isinstance(base, str):
+        raise VitcliError(f"{file}: preset: expected a name", "`vitcli presets` lists them")
+    if base and preset and base != preset:
+        raise VitcliError(
+            f"{file} is based on preset {base!r}, the command line says {preset!r}",
+            "give one of the two",
+        )
+    # A file without a preset starts from the schema's defaults, which are ViT-B/16.
+    name = preset or base or (None if document else DEFAULT_PRESET)
+    for layer in preset_layers(name) if name else []:
+        layers.add(layer)
+    if document:
+        layers.set(Setting(("name",), Path(document.source).stem, document.source))
+        layers.add(document)
+    for setting in settings:
+        layers.set(setting)
+    return validate(schema, layers)
+
+
+def validate(schema: type[Config], layers: Layers) -> Config:
+    """The layers as a `schema`; errors name the source, the dotted key and the nearest key."""
+    try:
+        return schema.model_validate(layers.data)
+    except ValidationError as error:
+        raise _explain(schema, layers, error) from error
+
+
+def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) -> VitcliError:
+    problem = error.errors()[0]
+    path = tuple(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        source, dotted = layers.source(path), ".".join(path)
+        return VitcliError(f"{source}: {dotted}: unknown key", _nearest(dotted, known_keys(schema)))
+    if problem["type"] == "value_error":  # our own checks begin with the key they are about
+        key, _, text = str(problem["ctx"]["error"]).partition(": ")
+        path = (*path, *key.split("."))
+        return VitcliError(f"{layers.source(path)}: {'.'.join(path)}: {text}", "change either key")
+    keys = set(known_keys(schema))
+    while path and ".".join(path) not in keys and len(path) > 1:
+        path = path[:-1]  # positions inside a list are not keys
+    value = problem["input"]
+    shown = f", got {value!r}" if isinstance(value, str | int | float | bool | None) else ""
+    text = problem["msg"][0].lower() + problem["msg"][1:]
+    return VitcliError(
+        f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", "correct the value"
+    )
+
+
+def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:
+    """Every dotted key of a schema, sections included."""
+    keys: list[str] = []
+    for name, info in schema.model_fields.items():
+        keys.append(".".join((*path, name)))
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys += known_keys(info.annotation, (*path, name))
+    return keys
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    """`did you mean …?`, by the whole dotted key first, then by its last word."""
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    if not matches:
+        tails = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
+        last = difflib.get_close_matches(word.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.6)
+        matches = [tails[last[0]]] if last else difflib.get_close_matches(word, known, 1, 0.4)
+    return f"did you mean {matches[0]}?" if matches else "known: " + ", ".join(known)
+
+
+def config_yaml(config: ModelConfig) -> str:
+    """The whole config as YAML; `load_config` reads it back to an equal config."""
+    return dump_yaml(config.model_dump(mode="python"))

@@ -1,0 +1,43 @@
+"""Which model a command is asked about, before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitcli.config.load import Setting, load_config
+from vitcli.config.schema import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """One encoder as the command line names it.
+
+    `weights` is a file, a directory or a hub id; without it the weights are fresh, drawn from
+    `seed`. `image_size` is (height, width) in pixels, `pos_resize` a `position_table.resize` rule.
+    """
+
+    preset: str | None = None
+    config_file: Path | None = None
+    settings: tuple[Setting, ...] = ()
+    weights: str | None = None
+    seed: int = 0
+    image_size: tuple[int, int] | None = None
+    pos_resize: str | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+
+    @property
+    def all_settings(self) -> tuple[Setting, ...]:
+        """The settings, with the shorthands that are settings too."""
+        rule = self.pos_resize
+        key = ("encoder", "position_table", "resize")
+        return (*self.settings, *([Setting(key, rule, "--pos-resize")] if rule else []))
+
+    def fresh_config(self) -> ModelConfig:
+        """The config of a model without weights, whose native size is the size asked for."""
+        settings = self.all_settings
+        if self.image_size:
+            key = ("encoder", "image_size")
+            settings = (*settings, Setting(key, self.image_size, "--image-size"))
+        return load_config(ModelConfig, self.preset, self.config_file, settings)

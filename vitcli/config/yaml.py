@@ -1,0 +1,107 @@
+"""YAML that remembers its lines, refuses duplicate keys and reads 1e-3 as a number."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitcli.errors import VitcliError
+
+KeyPath = tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with YAML 1.2's floats."""
+
+
+# YAML 1.1 wants a dot in every float, so PyYAML alone reads 1e-3 as a string.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed mapping, and the line (from 1) that each dotted key stands on."""
+
+    source: str
+    data: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+
+def read_yaml(path: str | Path) -> Document:
+    """Read one YAML mapping from a file.
+
+    Raises:
+        VitcliError: unreadable file, YAML that does not parse, a duplicate key, not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise VitcliError(
+            f"cannot read {path}: {error.strerror or error}", "check the path"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise VitcliError(f"{path} is not UTF-8 text", "is it a YAML file?") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Document:
+    """Like `read_yaml`, from a string that errors call `source`."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        lines: dict[KeyPath, int] = {}
+        if node is not None:
+            _walk(node, (), lines, source)
+        data = loader.construct_document(node) if node is not None else {}
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise VitcliError(f"{where}: {error.problem}", "fix the YAML syntax") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise VitcliError(f"{source}: {reason}", "fix the YAML syntax") from error
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        raise VitcliError(
+            f"{source}: expected keys and values, found a {type(data).__name__}",
+            "write `encoder:` and the keys below it",
+        )
+    return Document(source, data, lines)
+
+
+def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], source: str) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise VitcliError(f"{source}:{line}: a key must be a word", "fix the YAML syntax")
+        if key.value in seen:
+            dotted = ".".join((*path, key.value))
+            raise VitcliError(
+                f"{source}:{line}: {dotted} is given twice (first on line {seen[key.value]})",
+                "keep one of the two",
+            )
+        seen[key.value] = line
+        lines[(*path, key.value)] = line
+        _walk(value, (*path, key.value), lines, source)
+
+
+def parse_value(text: str, source: str) -> Any:
+    """One YAML value, as after `--set key=`."""
+    return parse_yaml(f"value: {text}" if text.strip() else "value:", source).data["value"]
+
+
+def dump_yaml(data: Any) -> str:
+    """YAML text in the order of the keys, which `read_yaml` reads back to the same values."""
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=None))

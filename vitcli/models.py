@@ -1,0 +1,103 @@
+"""From a request to a model that runs: config, weights, device, dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vitcli.build import build_encoder
+from vitcli.config.request import ModelRequest
+from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.core.encoder import VisionEncoder
+from vitcli.errors import VitcliError
+from vitcli.inputs.preprocess import resized_to
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An encoder in eval mode on its device, and the preprocessing its input needs."""
+
+    config: ModelConfig
+    encoder: VisionEncoder
+    preprocess: PreprocessConfig
+    weights: str
+    """Where the weights come from: `fresh (seed 0)` or the source as given."""
+    fresh: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.encoder.parameters())
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(height, width) that a benchmark or a synthetic image should have."""
+        return self.preprocess.output_size or self.config.encoder.image_size
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA, else MPS, else the CPU.
+
+    Raises:
+        VitcliError: no such device here.
+    """
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
+    if not available.get(name.split(":")[0], False):
+        here = ", ".join(d for d, there in available.items() if there)
+        raise VitcliError(f"--device {name}: not available here", f"auto, {here}")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise VitcliError(
+            f"--device {name}: not a device", "auto, cpu, cuda, cuda:1, mps"
+        ) from error
+
+
+def pick_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise VitcliError(f"--dtype {name}: unknown", "one of " + ", ".join(DTYPES))
+    return DTYPES[name]
+
+
+def load_model(request: ModelRequest) -> LoadedModel:
+    """Build the encoder, fill it from its source or from the seed, move it to its device.
+
+    Raises:
+        VitcliError: a bad config, source, device or dtype.
+    """
+    device, dtype = pick_device(request.device), pick_dtype(request.dtype)
+    if request.weights is None:
+        config = request.fresh_config()
+        encoder = build_encoder(config.encoder, request.seed)
+        size = config.encoder.image_size if request.image_size else None
+    else:
+        raise VitcliError("checkpoints cannot be loaded yet")
+    preprocess = resized_to(config.preprocess, size) if size else config.preprocess
+    return LoadedModel(
+        config=config,
+        encoder=encoder.to(device, dtype).eval(),
+        preprocess=preprocess,
+        weights=request.weights or f"fresh (seed {request.seed})",
+        fresh=request.weights is None,
+        device=device,
+        dtype=dtype,
+    )

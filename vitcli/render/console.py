@@ -1,0 +1,89 @@
+"""The two streams: the answer on stdout, the talk on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Advance = Callable[[int, int], None]
+"""Told (done, total) as work goes on."""
+
+
+def answer(*parts: Any) -> None:
+    """Print tables and lines to stdout; into a pipe nothing is wrapped or cut."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def answer_text(text: str) -> None:
+    """Print text to stdout as it is: JSON, YAML."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    Console(stderr=True, highlight=False).print(f"[dim]note:[/] {escape(text)}", soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """One line on stderr that should not be overlooked."""
+    Console(stderr=True, highlight=False).print(
+        f"[yellow]warning:[/] {escape(text)}", soft_wrap=True
+    )
+
+
+def table(title: str | None = None, **options: Any) -> Table:
+    """A table in the house style."""
+    from rich import box
+
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **options
+    )
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Advance]:
+    """A bar on stderr, on a terminal only, with what is done and the time left."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(title, total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield advance
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """A spinner on stderr while something takes its time."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield
