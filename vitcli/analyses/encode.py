@@ -275,4 +275,4 @@ def write_vectors(path: Path, vectors: dict[str, np.ndarray]) -> None:
             np.savez(file, **vectors)  # type: ignore[arg-type]
         else:
             contiguous = {kind: np.ascontiguousarray(array) for kind, array in vectors.items()}
-            file.write(safetensors.numpy.save(contiguous))
+            file.write(safetensors.numpy.save(contiguous))  # type: ignore[no-untyped-call]
