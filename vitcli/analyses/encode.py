@@ -230,7 +230,7 @@ def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.nd
     """
     c, tokens = model.config.encoder, output.tokens
     first_register = int(c.cls_token) + int(c.dist_token)
-    slices = {
+    slices: dict[str, Callable[[], Tensor | None]] = {
         "cls": lambda: tokens[:, 0],
         "dist": lambda: tokens[:, int(c.cls_token)],
         "register": lambda: tokens[:, first_register : c.prefix_tokens],
@@ -275,4 +275,4 @@ def write_vectors(path: Path, vectors: dict[str, np.ndarray]) -> None:
             np.savez(file, **vectors)  # type: ignore[arg-type]
         else:
             contiguous = {kind: np.ascontiguousarray(array) for kind, array in vectors.items()}
-            file.write(safetensors.numpy.save(contiguous))  # type: ignore[no-untyped-call]
+            file.write(safetensors.numpy.save(contiguous))
