@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitcli.core.attention import ExplicitAttention, FusedAttention, MultiHeadSelfAttention
@@ -40,11 +41,33 @@ def attentions(encoder: VisionEncoder) -> list[MultiHeadSelfAttention]:
     return [m for m in encoder.vit.modules() if isinstance(m, MultiHeadSelfAttention)]
 
 
+class HeadByHead(nn.Module):
+    """Explicit attention one head after another, so that only (B, 1, N, N) exists at a time."""
+
+    def __init__(self, attend: ExplicitAttention) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, d) each -> (B, H, N, d); mask (.., N, N), boolean or additive."""
+        heads = q.shape[1]
+        per_head = mask is not None and mask.ndim > 2 and mask.shape[-3] == heads > 1
+        out = torch.empty_like(q)
+        for head in range(heads):
+            one = slice(head, head + 1)
+            own = mask[..., one, :, :] if mask is not None and per_head else mask
+            out[:, one] = self.attend(q[:, one], k[:, one], v[:, one], own)
+        return out
+
+
 @contextmanager
-def explicit_attention(encoder: VisionEncoder) -> Iterator[list[nn.Module]]:
+def explicit_attention(
+    encoder: VisionEncoder, *, head_by_head: bool = False
+) -> Iterator[list[nn.Module]]:
     """Attend by the explicit path inside the context.
 
-    Yields the module of each block whose output is the (B, H, N, N) probabilities, to be tapped.
+    Yields the module of each block whose output is the (B, H, N, N) probabilities, to be tapped;
+    with `head_by_head` it answers H times a call with (B, 1, N, N), head 0 first.
     """
     modules = attentions(encoder)
     before = [module.attend for module in modules]
@@ -54,7 +77,7 @@ def explicit_attention(encoder: VisionEncoder) -> Iterator[list[nn.Module]]:
             rate = module.attend.dropout if isinstance(module.attend, FusedAttention) else 0.0
             attend = ExplicitAttention(rate)
             attend.train(module.training)
-            module.attend = attend
+            module.attend = HeadByHead(attend) if head_by_head else attend
             explicit.append(attend.probabilities)
         yield explicit
     finally:
