@@ -47,6 +47,6 @@ def principal_axes(centred: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def query_cosines(image: Tensor, row: int, column: int) -> Tensor:
-    """Patch tokens (rows, columns, D) -> cosine of each patch to the one chosen, (rows, columns)."""
+    """Patch tokens (rows, columns, D) -> each patch's cosine to the one chosen, (rows, columns)."""
     image = image.double().cpu()
     return F.cosine_similarity(image, image[row, column], dim=-1)

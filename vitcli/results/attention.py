@@ -1,0 +1,117 @@
+"""What `vitcli attn-entropy` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitcli.results import FailedImage
+
+
+@dataclass(frozen=True)
+class ClsMass:
+    """Where a CLS query's attention falls; the four sum to 1."""
+
+    cls: float
+    distillation: float
+    registers: float
+    patches: float
+
+
+@dataclass(frozen=True)
+class HeadAttention:
+    """One head of one block, means over images. Entropies in nats."""
+
+    head: int
+    entropy: float
+    """Over the chosen queries."""
+    entropy_normalised: float
+    """The same divided by log N, N all tokens of the sequence."""
+    entropy_cls: float | None
+    entropy_patches: float
+    entropy_registers: float | None
+    attention_distance_px: float
+    """Mean distance from patch queries to the patches they attend to, in input pixels."""
+    cls_mass: ClsMass | None
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """One block, means over heads and images. Blocks are counted from 1."""
+
+    layer: int
+    entropy: float
+    entropy_normalised: float
+    head_spread: float | None
+    """Standard deviation of the normalised entropy over heads; None with a single head."""
+    image_spread: float | None
+    """Standard deviation of the normalised entropy over images; None with a single image."""
+    entropy_cls: float | None
+    entropy_patches: float
+    entropy_registers: float | None
+    attention_distance_px: float
+    cls_mass: ClsMass | None
+    patch_norm_median: float
+    patch_norm_max: float
+    outlier_cut: float
+    """Patch tokens with a larger norm, as the block leaves them, are outliers."""
+    outlier_share: float
+    heads: tuple[HeadAttention, ...]
+
+
+@dataclass(frozen=True)
+class SeenImage:
+    path: str
+    tokens: int
+    """Tokens of the sequence, prefix tokens included."""
+    grid: tuple[int, int]
+    """(rows, columns) of patches."""
+
+
+@dataclass(frozen=True)
+class EncoderAttention:
+    """One encoder on all images that could be read."""
+
+    name: str
+    weights: str
+    fresh: bool
+    registers: int
+    tokens: int | None
+    """Tokens of every sequence; None where the images give different numbers."""
+    heads: int
+    depth: int
+    row_sum_error: float
+    """Largest distance of any attention row's sum from 1."""
+    images: tuple[SeenImage, ...]
+    layers: tuple[LayerAttention, ...]
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """The answer of `vitcli attn-entropy`."""
+
+    query: str
+    """all, cls, patch or "ROW,COL": the queries of `entropy` and `entropy_normalised`."""
+    outlier_rule: str
+    models: tuple[EncoderAttention, ...]
+    failed: tuple[FailedImage, ...]
+    verdict: str
+    """In words: whose last layer is smoother and by how much."""
+
+
+@dataclass(frozen=True)
+class MapPanel:
+    title: str
+    values: tuple[tuple[float, ...], ...]
+    """A value for each patch, by rows."""
+
+
+@dataclass(frozen=True)
+class MapSheet:
+    """Maps of one image by one block of one encoder, to be laid on the image's own pixels."""
+
+    image: int
+    """Which picture of the figure the maps belong to."""
+    title: str
+    box: tuple[float, float, float, float]
+    """(left, top, right, bottom) of the patch grid in the picture's pixels."""
+    panels: tuple[MapPanel, ...]
