@@ -15,7 +15,7 @@ from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import Document, KeyPath, dump_yaml, parse_value, parse_yaml, read_yaml
 from vitcli.errors import VitcliError
 
-Config = TypeVar("Config", bound=ModelConfig)
+Config = TypeVar("Config", bound=BaseModel)
 DEFAULT_PRESET = "vit-b16"
 
 
@@ -55,7 +55,7 @@ def preset_layers(name: str) -> list[Document]:
     """
     file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
     if "/" in name or not file.is_file():
-        raise VitcliError(f"there is no preset {name!r}", _nearest(name, preset_names()))
+        raise VitcliError(f"there is no preset {name!r}", nearest(name, preset_names()))
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
     base = document.data.pop("preset", None)
     return [*(preset_layers(base) if base else []), document]
@@ -151,7 +151,7 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     path = tuple(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         source, dotted = layers.source(path), ".".join(path)
-        return VitcliError(f"{source}: {dotted}: unknown key", _nearest(dotted, known_keys(schema)))
+        return VitcliError(f"{source}: {dotted}: unknown key", nearest(dotted, known_keys(schema)))
     if problem["type"] == "value_error":  # our own checks begin with the key they are about
         key, _, text = str(problem["ctx"]["error"]).partition(": ")
         path = (*path, *key.split("."))
@@ -177,7 +177,7 @@ def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:
     return keys
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
     """`did you mean …?`, by the whole dotted key first, then by its last word."""
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if not matches:

@@ -1,0 +1,1 @@
+"""Experiments as files: a space of trials, each its own process and directory. No torch."""
