@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitcli.analyses.images import Advance, Prepared, image_batches, stacked
 from vitcli.core.encoder import EncoderOutput
 from vitcli.core.taps import layer_points, tapped
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.inputs.decode import DecodedImage, ImageError, decode
-from vitcli.inputs.preprocess import describe, preprocess
-from vitcli.inputs.synthetic import synthetic_image
+from vitcli.inputs.preprocess import describe
 from vitcli.models import LoadedModel
 from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, ModelInfo
-
-BATCH = 16
-"""Images in one forward pass; more make a CPU no faster and the activations larger."""
-
-Advance = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """An image as the encoder reads it, and where it came from."""
-
-    path: str
-    decoded: DecodedImage
-    pixels: Tensor
 
 
 def model_info(model: LoadedModel) -> ModelInfo:
@@ -64,49 +47,15 @@ def encode(
     failed: list[FailedImage] = []
     images: list[EncodedImage] = []
     vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
-    sources: list[str | None] = [*paths] or [None]
-    prepared = _prepare(model, sources, background, failed)
-    for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
-        for batch in _chunks(same, BATCH):
-            rows, output = _run(model, batch)
-            for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
-                images.append(_image(model, item, layers, output, index))
-            for kind in tokens:
-                vectors[kind] += list(select_tokens(model, output, kind))
-            advance(len(images) + len(failed), len(sources))
+    for batch in image_batches(model, paths, background, failed):
+        rows, output = _run(model, batch)
+        for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
+            images.append(_image(model, item, layers, output, index))
+        for kind in tokens:
+            vectors[kind] += list(select_tokens(model, output, kind))
+        advance(len(images) + len(failed), max(len(paths), 1))
     result = EncodeResult(model_info(model), tuple(images), tuple(failed))
     return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
-
-
-def _prepare(
-    model: LoadedModel,
-    sources: Sequence[str | None],
-    background: tuple[int, int, int],
-    failed: list[FailedImage],
-) -> Iterator[Prepared]:
-    for source in sources:
-        try:
-            if source is None:
-                picture = synthetic_image(model.input_size)
-                decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
-            else:
-                decoded = decode(source, background=background)
-            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocess))
-        except ImageError as error:
-            failed.append(FailedImage(str(source), error.code, error.message))
-        else:
-            yield Prepared("synthetic" if source is None else source, decoded, pixels)
-
-
-def _chunks(items: Iterator[Prepared], size: int) -> Iterator[list[Prepared]]:
-    batch: list[Prepared] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 @torch.inference_mode()
@@ -114,11 +63,10 @@ def _run(
     model: LoadedModel, batch: Sequence[Prepared]
 ) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
     """The layer table of each image, and the encoder's output."""
-    pixels = torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
     points = layer_points(model.encoder)
     table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
     with tapped((module, table.observe) for _, module in points):
-        output: EncoderOutput = model.encoder(pixels)
+        output: EncoderOutput = model.encoder(stacked(model, batch))
     return table.rows([name for name, _ in points]), output
 
 
