@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitcli.build import build_meta
+from vitcli.config.load import config_yaml, known_keys, load_config, parse_setting
+from vitcli.config.schema import ModelConfig
+from vitcli.config.yaml import parse_value, read_yaml
+from vitcli.errors import VitcliError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(tmp_path: Path, text: str, *sets: str, preset: str | None = None) -> ModelConfig:
+    settings = [parse_setting(s) for s in sets]
+    return load_config(ModelConfig, preset, write(tmp_path, text), settings)
+
+
+def complaint(tmp_path: Path, text: str, *sets: str, preset: str | None = None) -> str:
+    with pytest.raises(VitcliError) as caught:
+        load(tmp_path, text, *sets, preset=preset)
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("1e-3", 1e-3),
+        ("1E5", 1e5),
+        ("-2e+3", -2e3),
+        ("1.5e-6", 1.5e-6),
+        ("6", 6),
+        ("null", None),
+        ("[384, 512]", [384, 512]),
+        ("cls+mean", "cls+mean"),
+        ("e3", "e3"),
+    ],
+)
+def test_values_are_yaml_with_yaml_1_2_floats(text: str, value: Any) -> None:
+    parsed = parse_value(text, "test")
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_the_later_layer_wins(tmp_path: Path) -> None:
+    text = "preset: vit-s16\nencoder: {depth: 5, registers: 2}"
+    config = load(tmp_path, text, "encoder.registers=3", "encoder.attention.mask=causal")
+    encoder = config.encoder
+    assert (encoder.hidden, encoder.depth, encoder.registers) == (384, 5, 3)
+    assert encoder.attention.mask == "causal"
+    assert config.name == "mine"
+
+
+def test_a_config_without_preset_starts_from_vit_b16(tmp_path: Path) -> None:
+    assert load(tmp_path, "{}").encoder == load_config(ModelConfig, "vit-b16").encoder
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("encoder:\n  hiden: 96", ["mine.yaml:2", "encoder.hiden", "encoder.hidden"]),
+        ("encoder:\n  attention:\n    maks: causal", ["mine.yaml:3", "encoder.attention.mask"]),
+        ("depth: 3", ["mine.yaml:1", "depth", "encoder.depth"]),
+        ("encoder:\n  hidden: 96\n  hidden: 64", ["mine.yaml:3", "encoder.hidden", "line 2"]),
+        ("encoder:\n  depth: '12'", ["mine.yaml:2", "encoder.depth", "integer", "'12'"]),
+        ("encoder:\n  depth: true", ["mine.yaml:2", "encoder.depth", "integer"]),
+        ("encoder:\n  depth: 0", ["mine.yaml:2", "encoder.depth", "greater than 0"]),
+        ("encoder:\n  position: rope", ["mine.yaml:2", "encoder.position", "rope2d"]),
+        ("encoder:\n  hidden: 96\n  heads: 7", ["mine.yaml:2", "encoder.hidden", "heads = 7"]),
+        (
+            "encoder:\n  position: rope2d\n  hidden: 60\n  heads: 6",
+            ["mine.yaml:2", "encoder.position", "multiple of 4"],
+        ),
+        ("encoder:\n  cls_token: false", ["encoder.pooling", "cls_token"]),
+        ("encoder:\n  patch_size: 300", ["mine.yaml:2", "encoder.patch_size", "larger"]),
+        ("encoder:\n  image_size: [1, 2, 3]", ["mine.yaml:2", "encoder.image_size"]),
+        ("encoder:\n  head: linear", ["encoder.head_dim", "linear"]),
+        ("encoder: 3", ["mine.yaml:1", "encoder"]),
+        ("preprocess:\n  std: [0.5, 0.5, 0]", ["mine.yaml:2", "preprocess.std"]),
+        ("preset: 7", ["preset"]),
+        ("- a\n- b", ["mine.yaml", "list"]),
+        ("encoder: {depth: 3", ["mine.yaml:1"]),
+        ("a: &x [*x, b]", ["mine.yaml"]),
+        ("encoder: !!python/object:os.system {}", ["mine.yaml:1"]),
+        ("? [a, b]\n: 1", ["mine.yaml:1"]),
+    ],
+)
+def test_errors_name_file_line_key_and_the_nearest_key(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    said = complaint(tmp_path, text)
+    assert all(part in said for part in expected), said
+    assert "\n" not in said
+
+
+def test_errors_name_the_option_that_set_the_key(tmp_path: Path) -> None:
+    assert "--set encoder.depht=3: encoder.depht: unknown" in complaint(
+        tmp_path, "{}", "encoder.depht=3"
+    )
+    assert "--set depth" in complaint(tmp_path, "{}", "depth")
+    assert "encoder.depth is a value" in complaint(tmp_path, "{}", "encoder.depth.x=3")
+    assert "did you mean vit-b16" in complaint(tmp_path, "{}", preset="vit-b61")
+    assert "give one of the two" in complaint(tmp_path, "preset: vit-s16", preset="vit-b16")
+
+
+def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.yaml", tmp_path):
+        with pytest.raises(VitcliError, match="cannot read"):
+            read_yaml(path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(VitcliError, match="UTF-8"):
+        read_yaml(binary)
+
+
+@pytest.mark.parametrize("preset", ["vit-b16", "dinov3-s16plus", "qwen2.5-vl-7b", "siglip-b16-224"])
+def test_a_printed_config_reads_back_to_the_same_model(tmp_path: Path, preset: str) -> None:
+    setting = parse_setting("encoder.norm_eps=3e-7")
+    config = load_config(ModelConfig, preset, None, [setting])
+    again = load(tmp_path, config_yaml(config))
+    assert again == config
+    shapes = [
+        {name: p.shape for name, p in build_meta(c.encoder).state_dict().items()}
+        for c in (config, again)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_known_keys_reach_into_sections() -> None:
+    keys = known_keys(ModelConfig)
+    assert {"encoder.attention.mask", "encoder.hidden", "preprocess.mean", "name"} <= set(keys)

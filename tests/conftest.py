@@ -1,0 +1,55 @@
+"""Shared by all tests: one thread a process, tiny encoders, nothing from the network."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import pytest
+import torch
+
+from vitcli.build import build_encoder
+from vitcli.config.schema import EncoderConfig
+from vitcli.core.encoder import VisionEncoder
+
+torch.set_num_threads(1)
+
+TINY: dict[str, Any] = {
+    "image_size": (24, 32),
+    "patch_size": 8,
+    "hidden": 24,
+    "depth": 2,
+    "heads": 3,
+    "mlp_hidden": 40,
+}
+
+
+def tiny_config(**changes: Any) -> EncoderConfig:
+    """A 3x4-patch, two-block EncoderConfig."""
+    return EncoderConfig.model_validate(TINY | changes)
+
+
+@torch.no_grad()
+def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.2) -> None:
+    """Give every parameter a random value: fresh norms and biases are constants that hide bugs."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.copy_(noise * scale)
+
+
+def tiny_encoder(**changes: Any) -> VisionEncoder:
+    """A tiny encoder in float64 whose every parameter is random."""
+    encoder = build_encoder(tiny_config(**changes)).double()
+    randomise(encoder)
+    return encoder
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Two 24x32 images, (2, 3, 24, 32), in float64."""
+    return torch.randn(2, 3, 24, 32, generator=torch.Generator().manual_seed(1)).double()
