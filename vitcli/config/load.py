@@ -98,7 +98,7 @@ class Layers:
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):  # an empty section changes nothing
         for key, child in value.items():
             yield from _leaves(child, (*path, str(key)))
     else:
