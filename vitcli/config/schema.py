@@ -289,15 +289,17 @@ class PreprocessConfig(Section):
     """From decoded RGB pixels to the tensor the encoder reads: resize, crop, scale, normalise."""
 
     resize: ResizeKind = "squash"
-    """shortest: the shorter side to `resize_size`, aspect kept; squash: both sides, aspect lost;
-    smart: both sides to multiples of `multiple` within a pixel budget (Qwen2-VL)."""
+    """shortest: the shorter side to `resize_size`, aspect kept (two different numbers: the smallest
+    image of this aspect that covers both); squash: both sides, aspect lost; smart: both sides to
+    multiples of `multiple` between `min_pixels` and `max_pixels` (Qwen2-VL)."""
     resize_size: Size | None = (224, 224)
     filter: FilterKind = "bilinear"
     resize_dtype: Literal["uint8", "float32"] = "uint8"
     """float32 divides by 255 before resizing, as DINOv3 does; uint8 rounds to 8 bits after."""
     crop_size: Size | None = None
     crop_rounding: Literal["floor", "round"] = "floor"
-    """Offset of the centre crop: floor((H-h)/2), or Python's round as torchvision and timm do."""
+    """Offset of the centre crop: floor((H-h)/2), or Python's round as torchvision and timm do.
+    A crop larger than the image pads with black; an odd pixel goes first with floor, last else."""
     multiple: PositiveInt = 28
     min_pixels: PositiveInt = 56 * 56
     max_pixels: PositiveInt = 14 * 14 * 4 * 1280
@@ -315,8 +317,6 @@ class PreprocessConfig(Section):
             raise ValueError(f"resize_size: resize: {self.resize} needs it")
         if self.resize in ("none", "smart") and self.resize_size is not None:
             raise ValueError(f"resize_size: resize: {self.resize} takes none; write null")
-        if self.resize == "shortest" and self.resize_size and len(set(self.resize_size)) > 1:
-            raise ValueError("resize_size: resize: shortest takes one number")
         if any(s <= 0 for s in self.std):
             raise ValueError("std: each must be above zero")
         if self.min_pixels > self.max_pixels:
