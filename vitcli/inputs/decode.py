@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageColor, ImageFile, UnidentifiedImageError
 
 from vitcli.errors import VitcliError
 from vitcli.inputs.flatten import align_transparency, flatten
@@ -60,13 +60,14 @@ class DecodedImage:
     image: Image.Image
     mode: str
     """The mode Pillow gives the file's pixels, before they became RGB."""
-    format: str
     width: int
     height: int
     """Size in pixels after the orientation was applied."""
-    orientation: int
+    format: str | None
+    """Pillow's name of the file format; None where there was no file."""
+    orientation: int = 1
     """EXIF orientation 1 to 8 that was applied; 1 is none."""
-    has_alpha: bool
+    has_alpha: bool = False
     """Whether there was transparency, now composited on the background."""
 
 
@@ -104,6 +105,24 @@ def decode(
             f"both sides must be at least {max(1, min_side)} px",
         )
     return decoded
+
+
+def parse_colour(text: str) -> tuple[int, int, int]:
+    """Red, green, blue from a name (`white`), `#rrggbb`, `rgb(0, 0, 0)` or three numbers `0,0,0`.
+
+    Raises VitcliError for anything else, transparency included.
+    """
+    numbers = text.count(",") == 2 and "(" not in text
+    try:
+        colour = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
+    except ValueError:
+        colour = ()
+    if len(colour) != 3 or not all(0 <= channel <= 255 for channel in colour):
+        raise VitcliError(
+            f"{printable(text)} is not a colour",
+            "write a name, #rrggbb or three numbers 255,255,255",
+        )
+    return colour
 
 
 def _open(source: str | os.PathLike[str] | bytes, label: str) -> IO[bytes]:
@@ -155,14 +174,14 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a format read here") from error
     with image:
-        mode, kind = image.mode, image.format or ""
+        mode, kind = image.mode, image.format
         align_transparency(image)
         image.load()
         orientation = _orientation(image)
         rgb, has_alpha = flatten(image, background)
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
-    return DecodedImage(rgb, mode, kind, rgb.width, rgb.height, orientation, has_alpha)
+    return DecodedImage(rgb, mode, rgb.width, rgb.height, kind, orientation, has_alpha)
 
 
 def _identify(file: IO[bytes]) -> Image.Image:

@@ -181,27 +181,24 @@ def _offset(margin: int, rounding: str) -> int:
     return round(margin / 2) if margin >= 0 else -(-margin // 2)
 
 
-def describe(config: PreprocessConfig, width: int, height: int) -> tuple[tuple[str, str], ...]:
-    """(step, what it does) in order, for an image of this size: plain text, sizes as WxH."""
+def describe(config: PreprocessConfig, width: int, height: int) -> str:
+    """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
     steps = plan(config, width, height)
-    facts: list[tuple[str, str]] = []
-    how = {
-        "none": "none",
+    resize = {
+        "none": "not resized",
         "squash": f"squashed to {_wxh(steps.resized)}",
         "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
         "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
     }[config.resize]
     if config.resize != "none":
-        depth = "float32" if config.resize_dtype == "float32" else "8 bits"
-        how += f", {config.filter}, {depth}"
-    facts.append(("resize", how))
+        resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
+    facts = [resize]
     if steps.crop is not None:
         top, left = steps.offset
-        black = ", black around" if steps.padded else ""
-        facts.append(("crop", f"centre {_wxh(steps.crop)} at x {left}, y {top}{black}"))
+        black = ", black around" * steps.padded
+        facts.append(f"centre {_wxh(steps.crop)} at x {left}, y {top}{black}")
     mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
-    facts.append(("normalise", f"mean {mean}, std {std}"))
-    return tuple(facts)
+    return "; ".join([*facts, f"mean {mean}, std {std}"])
 
 
 def _shortest_target(config: PreprocessConfig) -> str:
@@ -217,8 +214,8 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
     """The preprocessing for another input size (height, width) of the encoder.
 
     A centre crop becomes `size`, and the resize before it keeps its proportion to the crop as
-    timm's `crop_pct` does: floor(side / crop_pct), where crop_pct is crop / resize written with
-    the fewest decimals (up to three) that give the present pair. So 256 then 224 (0.875) becomes
+    timm's `crop_pct` does: floor(side / crop_pct), where crop_pct is the roundest number (in
+    steps of 1, 0.1, 0.01, 0.005, 0.001) that gives the present pair. So 256 then 224 (0.875) becomes
     592 then 518, and 248 then 224 (0.9) becomes 426 then 384. A size that is not square makes
     `shortest` cover both sides. Without a crop: `squash` squashes to `size`; `shortest` covers
     `size` and crops it; `smart` and `none`, whose result follows the image, become `squash`.
@@ -239,9 +236,8 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
 
 
 def _crop_pct(crop: int, resize: int) -> float:
-    for decimals in (0, 1, 2, 3):
-        scale = 10**decimals
-        pct = math.floor(crop / resize * scale) / scale
+    for steps in (1, 10, 100, 200, 1000):
+        pct = math.floor(crop / resize * steps) / steps
         if pct > 0 and math.floor(crop / pct) == resize:
             return pct
     return crop / resize

@@ -7,14 +7,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
-def synthetic_image(size: int = 224) -> Image.Image:
-    """An RGB picture of `size` x `size` pixels, the same on every machine.
+def synthetic_image(size: tuple[int, int] = (224, 224)) -> Image.Image:
+    """An RGB picture of `size` (height, width), the same on every machine.
 
     A sky that fades downwards, a sun, hills with grass-like noise, a striped house: smooth
     regions, edges, fine texture and all hues, so that no two patches are alike.
     """
-    y, x = np.mgrid[0:size, 0:size] / size  # in 0..1, from the top left
-    noise = _noise(size)
+    height, width = size
+    rows, columns = np.mgrid[0:height, 0:width]
+    y, x = rows / height, columns / width  # in 0..1, from the top left
+    noise = _noise(rows.astype(np.uint32), columns.astype(np.uint32))
     sky = np.stack([90 + 120 * y, 150 + 70 * y, 235 - 40 * y], axis=-1)
     hills = 0.62 + 0.07 * _wave(x * 1.5) - 0.04 * _wave(x * 4 + 0.3)
     grass = np.stack([50 + 90 * noise, 110 + 100 * noise - 40 * y, 30 + 40 * noise], axis=-1)
@@ -35,13 +37,11 @@ def _wave(turns: NDArray[np.float64]) -> NDArray[np.float64]:
     """A smooth wave of period 1 in -1..1 from parabolas: exact arithmetic, no libm."""
     phase = turns - np.floor(turns)
     half = phase % 0.5
-    sign: NDArray[np.float64] = np.where(phase < 0.5, 1.0, -1.0)
-    return sign * 16 * half * (0.5 - half)
+    return np.asarray(np.where(phase < 0.5, 16, -16) * half * (0.5 - half))
 
 
-def _noise(size: int) -> NDArray[np.float64]:
+def _noise(y: NDArray[np.uint32], x: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Repeatable noise in 0..1 from an integer hash of the pixel's coordinates."""
-    y, x = np.mgrid[0:size, 0:size].astype(np.uint32)
     bits = x * np.uint32(374761393) + y * np.uint32(668265263)
     bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(1274126177)
     return ((bits ^ (bits >> np.uint32(16))) & np.uint32(0xFFFF)) / 65535
