@@ -44,4 +44,4 @@ def _noise(y: NDArray[np.uint32], x: NDArray[np.uint32]) -> NDArray[np.float64]:
     """Repeatable noise in 0..1 from an integer hash of the pixel's coordinates."""
     bits = x * np.uint32(374761393) + y * np.uint32(668265263)
     bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(1274126177)
-    return ((bits ^ (bits >> np.uint32(16))) & np.uint32(0xFFFF)) / 65535
+    return np.asarray(((bits ^ (bits >> np.uint32(16))) & np.uint32(0xFFFF)) / 65535)
