@@ -113,16 +113,14 @@ def parse_colour(text: str) -> tuple[int, int, int]:
     Raises VitcliError for anything else, transparency included.
     """
     numbers = text.count(",") == 2 and "(" not in text
-    try:
+    with contextlib.suppress(ValueError):
         colour = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
-    except ValueError:
-        colour = ()
-    if len(colour) != 3 or not all(0 <= channel <= 255 for channel in colour):
-        raise VitcliError(
-            f"{printable(text)} is not a colour",
-            "write a name, #rrggbb or three numbers 255,255,255",
-        )
-    return colour
+        if len(colour) == 3 and all(0 <= channel <= 255 for channel in colour):
+            return colour
+    raise VitcliError(
+        f"{printable(text)} is not a colour",
+        "write a name, #rrggbb, or three numbers such as 255,255,255",
+    )
 
 
 def _open(source: str | os.PathLike[str] | bytes, label: str) -> IO[bytes]:

@@ -217,8 +217,9 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
     timm's `crop_pct` does: floor(side / crop_pct), where crop_pct is the roundest number (in
     steps of 1, 0.1, 0.01, 0.005, 0.001) that gives the present pair. So 256 then 224 (0.875)
     becomes 592 then 518, and 248 then 224 (0.9) becomes 426 then 384. A size that is not square
-    makes `shortest` cover both sides. Without a crop: `squash` squashes to `size`; `shortest` covers
-    `size` and crops it; `smart` and `none`, whose result follows the image, become `squash`.
+    makes `shortest` cover both sides. Without a crop: `squash` squashes to `size`; `shortest`
+    covers `size` and crops it; `smart` and `none`, whose result follows the image, become
+    `squash`.
     """
     crop, resize = config.crop_size, config.resize_size
     changes: dict[str, Any]
