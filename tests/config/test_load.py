@@ -104,7 +104,9 @@ def test_errors_name_the_option_that_set_the_key(tmp_path: Path) -> None:
         tmp_path, "{}", "encoder.depht=3"
     )
     assert "--set depth" in complaint(tmp_path, "{}", "depth")
-    assert "encoder.depth is a value" in complaint(tmp_path, "{}", "encoder.depth.x=3")
+    assert "encoder.depth is a value" in complaint(
+        tmp_path, "encoder: {depth: 3}", "encoder.depth.x=3"
+    )
     assert "did you mean vit-b16" in complaint(tmp_path, "{}", preset="vit-b61")
     assert "give one of the two" in complaint(tmp_path, "preset: vit-s16", preset="vit-b16")
 
