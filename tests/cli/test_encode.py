@@ -259,11 +259,12 @@ def test_ctrl_c_is_one_line_and_130() -> None:
     assert err.strip() == "error: interrupted" and out == ""
 
 
-def test_a_closed_pipe_is_quiet(photo: Path) -> None:
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_closed_pipe_is_quiet(photo: Path, form: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "vitcli", "encode", *SMALL, str(photo)],
+        [sys.executable, "-m", "vitcli", "encode", *SMALL, str(photo), *form],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
@@ -271,7 +272,7 @@ def test_a_closed_pipe_is_quiet(photo: Path) -> None:
     )
     os.close(writer)
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
-    assert done.returncode == 0
+    assert done.returncode == 1
 
 
 def test_a_full_disk_leaves_nothing_half_written(photo: Path, tmp_path: Path) -> None:

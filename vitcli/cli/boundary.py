@@ -45,9 +45,9 @@ class Boundary(TyperGroup):
             complain("interrupted")
             raise typer.Exit(INTERRUPTED) from error
         except BrokenPipeError as error:
-            # The reader went away: what it read was right. Keep Python's exit from complaining.
+            # The reader went away; keep Python's own flush at exit from complaining.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from error
+            raise typer.Exit(1) from error
         except MemoryError as error:
             complain("out of memory", "a smaller batch, image or encoder")
             raise typer.Exit(1) from error
