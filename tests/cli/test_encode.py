@@ -15,13 +15,13 @@ import safetensors.numpy
 import torch
 from PIL import Image
 from typer.testing import CliRunner
-from vitcli.inputs.decode import decode
-from vitcli.inputs.preprocess import preprocess
 
 from vitcli.build import build_encoder
 from vitcli.cli import app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
+from vitcli.inputs.decode import decode
+from vitcli.inputs.preprocess import preprocess
 
 SMALL = [
     f"--set={setting}"
