@@ -1,0 +1,79 @@
+"""Attention maps of the images of a call, ready to be laid on their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from vitcli.analyses.attention_maps import attention_maps
+from vitcli.analyses.attn_entropy import parse_layers
+from vitcli.analyses.images import Prepared
+from vitcli.analyses.pictures import grid_box
+from vitcli.models import LoadedModel
+from vitcli.results.attention import MapPanel, MapSheet
+
+MOST_SHEETS = 24
+"""Pictures x blocks x encoders in one figure; beyond it nobody looks at them."""
+
+
+@dataclass
+class OverlayCollector:
+    """Watches `attn_entropy` and keeps one query's maps of what goes by.
+
+    Without `layers` it is the last block. `left_out` counts what did not fit in MOST_SHEETS.
+    """
+
+    query: str
+    layers: str | None
+    fusion: str
+    rollout: bool
+    sheets: list[MapSheet] = field(default_factory=list)
+    pictures: list[object] = field(default_factory=list)
+    """The Pillow images that `MapSheet.image` counts."""
+    left_out: int = 0
+
+    def __call__(self, model: LoadedModel, batch: Sequence[Prepared], pixels: Tensor) -> None:
+        layers = parse_layers(self.layers or "-1", model.config.encoder.depth)
+        room = max(0, MOST_SHEETS - len(self.sheets)) // len(layers)
+        self.left_out += max(0, len(batch) - room) * len(layers)
+        if not room:
+            return
+        maps = attention_maps(
+            model.encoder,
+            pixels[:room],
+            layers,
+            query=self.query,
+            fusion=self.fusion,
+            rollout=self.rollout,
+        )
+        names = {"cls": "CLS", "patch": "mean patch query"}
+        query = names.get(maps.query, f"patch {maps.query}")
+        for place, item in enumerate(batch[:room]):
+            picture = item.decoded.image
+            box = grid_box(
+                model.preprocess,
+                (picture.height, picture.width),
+                model.encoder.front_end.grid(pixels),
+                model.config.encoder.patch_size,
+            )
+            self.pictures.append(picture)
+            for index, layer in enumerate(layers):
+                panels = [MapPanel(f"{self.fusion} of heads", _tuples(maps.fused[index, place]))]
+                if maps.rollout is not None:
+                    rolled = maps.rollout[index, place]
+                    panels.append(MapPanel(f"rollout of {self.fusion}", _tuples(rolled)))
+                panels += [
+                    MapPanel(f"head {head}", _tuples(values))
+                    for head, values in enumerate(maps.heads[index, place])
+                ]
+                title = f"{model.name} ({model.weights}), block {layer}, query {query}"
+                sheet = MapSheet(
+                    len(self.pictures) - 1, f"{item.path}: {title}", box, tuple(panels)
+                )
+                self.sheets.append(sheet)
+
+
+def _tuples(values: Tensor) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in values.tolist())

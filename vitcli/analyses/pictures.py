@@ -1,0 +1,29 @@
+"""Where an encoder's patches lie in the picture as it was given, before resizing and cropping."""
+
+from __future__ import annotations
+
+from vitcli.config.schema import PreprocessConfig
+from vitcli.core.positions import Grid
+from vitcli.inputs.preprocess import plan
+
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) in pixels of the picture."""
+
+
+def grid_box(
+    preprocess: PreprocessConfig, size: tuple[int, int], grid: Grid, patch_size: int
+) -> Box:
+    """What the patch grid covers of a picture of `size` (height, width), in its own pixels.
+
+    The grid starts at the top left of what the encoder reads; trailing pixels that fill no patch
+    are outside, and a padded crop reaches over the picture's edges.
+    """
+    steps = plan(preprocess, *size)
+    (top, left), (height, width) = steps.offset, steps.resized
+    down, across = size[0] / height, size[1] / width
+    return (
+        left * across,
+        top * down,
+        (left + grid[1] * patch_size) * across,
+        (top + grid[0] * patch_size) * down,
+    )
