@@ -27,6 +27,10 @@ Watch = Callable[[LoadedModel, Sequence[Prepared], Tensor], None]
 """Sees each batch that an encoder reads, for what else is wanted of it."""
 
 
+def unwatched(model: LoadedModel, batch: Sequence[Prepared], pixels: Tensor) -> None:
+    """Nothing else is wanted."""
+
+
 @dataclass(frozen=True)
 class OutlierCut:
     """Above which norm a patch token is an outlier (Darcet et al. 2024, section 2.1).
@@ -89,9 +93,9 @@ def attn_entropy(
     *,
     query: str = "all",
     layers: str | None = None,
-    outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),  # noqa: B008 (frozen)
+    outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
     background: Colour = (255, 255, 255),
-    watch: Watch = lambda model, batch, pixels: None,
+    watch: Watch = unwatched,
     advance: Advance = lambda done, total: None,
 ) -> AttentionResult:
     """Measure each encoder's attention on the same images, one encoder in memory at a time.
@@ -244,7 +248,7 @@ def verdict(encoders: Sequence[EncoderAttention]) -> str:
         between = f" (between them: {', '.join(_title(e) for e in ranked[1:-1])})"
         text = (
             f"smoothest in its last layer: {_title(smoothest)}, at {_spread(top)} of uniform, "
-            f"{difference:.3f} more than {_title(sharpest)} at {_spread(bottom)}"
+            f"{difference:.4f} more than {_title(sharpest)} at {_spread(bottom)}"
             f"{between if len(ranked) > 2 else ''}"
         )
     if any(encoder.fresh for encoder in encoders):
@@ -258,5 +262,5 @@ def _title(encoder: EncoderAttention) -> str:
 
 def _spread(layer: LayerAttention) -> str:
     spreads = {"heads": layer.head_spread, "images": layer.image_spread}
-    told = [f"±{value:.3f} over {what}" for what, value in spreads.items() if value is not None]
-    return f"{layer.entropy_normalised:.3f}" + (f" ({', '.join(told)})" if told else "")
+    told = [f"±{value:.4f} over {what}" for what, value in spreads.items() if value is not None]
+    return f"{layer.entropy_normalised:.4f}" + (f" ({', '.join(told)})" if told else "")

@@ -68,11 +68,11 @@ class OverlayCollector:
                     MapPanel(f"head {head}", _tuples(values))
                     for head, values in enumerate(maps.heads[index, place])
                 ]
-                title = f"{model.name} ({model.weights}), block {layer}, query {query}"
-                sheet = MapSheet(
-                    len(self.pictures) - 1, f"{item.path}: {title}", box, tuple(panels)
+                title = (
+                    f"{item.path}: {model.name}, {model.config.encoder.registers} registers, "
+                    f"{model.weights}, block {layer}, query {query}"
                 )
-                self.sheets.append(sheet)
+                self.sheets.append(MapSheet(len(self.pictures) - 1, title, box, tuple(panels)))
 
 
 def _tuples(values: Tensor) -> tuple[tuple[float, ...], ...]:

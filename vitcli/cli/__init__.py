@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitcli._version import __version__
-from vitcli.cli import encode
+from vitcli.cli import attn_entropy, encode
 from vitcli.cli.boundary import INTERRUPTED, Boundary, complain
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ def _root(
 
 
 app.command("encode")(encode.encode)
+app.command("attn-entropy")(attn_entropy.attn_entropy)
 
 
 def main() -> None:

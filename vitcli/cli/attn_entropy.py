@@ -2,10 +2,151 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitcli.cli.options import JsonOption, PlotOption, SharedModelOptions, grouped
+from vitcli.cli.encoders import EncodersOptions
+from vitcli.cli.options import JsonOption, PlotOption, grouped
 from vitcli.errors import VitcliError
+
+if TYPE_CHECKING:
+    from vitcli.models import LoadedModel
+
+
+@grouped
+def attn_entropy(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[IMAGE...]", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    models: EncodersOptions,
+    query: Annotated[
+        str,
+        typer.Option(
+            "--query",
+            metavar="all|cls|patch|ROW,COL",
+            help="Queries whose entropy is told and whose map --overlay draws (there, all is CLS, "
+            "or the mean over patches without CLS). Rows and columns count from 0.",
+        ),
+    ] = "all",
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="LIST",
+            help="Blocks to tell, e.g. 3,7,11 or -1 (they count from 1).",
+        ),
+    ] = None,
+    every: Annotated[
+        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
+    ] = 1,
+    outlier_cut: Annotated[
+        str,
+        typer.Option(
+            "--outlier-cut",
+            metavar="Kx|NORM",
+            help="Patch tokens above this norm are outliers: 3x is three times the layer's median.",
+        ),
+    ] = "3x",
+    overlay: Annotated[
+        Path | None,
+        typer.Option("--overlay", metavar="FILE", help="Draw the query's map on the images."),
+    ] = None,
+    fuse: Annotated[
+        str | None,
+        typer.Option("--fuse", metavar="mean|max|min", help="How --overlay fuses heads [mean]."),
+    ] = None,
+    rollout: Annotated[
+        bool,
+        typer.Option("--rollout", help="Add attention rollout up to the block to --overlay."),
+    ] = False,
+    background: Annotated[
+        str,
+        typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
+    ] = "white",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """How sharp or smooth attention is, by layer and head, and where it looks.
+
+    Examples:
+
+      vitcli attn-entropy photo.jpg --weights facebook/dinov2-small --overlay maps.png
+
+      vitcli attn-entropy *.jpg --preset vit-b16 --registers 0,4 --plot entropy.png
+
+      vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
+    """
+    from vitcli.render.console import answer, answer_text, note, progress, status, warn
+    from vitcli.render.figure import check_figure_file, save_figure
+
+    check_figure_file(plot)
+    check_figure_file(overlay)
+    if overlay is None and (rollout or fuse):
+        raise VitcliError(
+            f"{'--rollout' if rollout else '--fuse'} says what --overlay draws",
+            "add --overlay maps.png",
+        )
+    if fuse not in (None, "mean", "max", "min"):
+        raise VitcliError(f"--fuse {fuse}: unknown", "mean, max or min")
+    requests = models.to_requests()
+    for request in requests:
+        if request.weights is None:
+            request.fresh_config()  # a bad config is told before torch is loaded
+
+    with status("loading torch"):
+        from vitcli.analyses import attn_entropy as analysis
+        from vitcli.analyses.overlay import OverlayCollector
+        from vitcli.inputs.decode import parse_colour
+        from vitcli.models import load_model
+
+    maps = OverlayCollector(query, layers, fuse or "mean", rollout)
+    cut = analysis.OutlierCut.parse(outlier_cut)
+    colour = parse_colour(background)
+
+    def load() -> Iterator[LoadedModel]:
+        for request in requests:
+            yield load_model(request)
+
+    with progress("attending") as advance:
+        result = analysis.attn_entropy(
+            load(),
+            images or [],
+            query=query,
+            layers=layers,
+            outlier_cut=cut,
+            background=colour,
+            watch=maps if overlay else analysis.unwatched,
+            advance=advance,
+        )
+    if any(model.fresh for model in result.models):
+        note("fresh weights: the comparison is of architectures, not of learned attention")
+    for failure in result.failed:
+        warn(failure.error)
+    if not result.models:
+        raise typer.Exit(1)
+    if plot:
+        from vitcli.render.attn_entropy import figure
+
+        save_figure(figure(result), plot)
+        note(f"drew {plot}")
+    if overlay:
+        from vitcli.render.attn_entropy import overlay_figure
+
+        save_figure(overlay_figure(maps.sheets, maps.pictures), overlay)
+        left_out = f"; {maps.left_out} more did not fit" if maps.left_out else ""
+        note(f"drew {len(maps.sheets)} sheets of maps in {overlay}{left_out}")
+    if json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    else:
+        from vitcli.render.attn_entropy import tables
+
+        answer(*tables(result, every))
+    if result.failed:
+        raise typer.Exit(1)

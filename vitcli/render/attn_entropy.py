@@ -20,22 +20,24 @@ from vitcli.results.attention import (
     MapSheet,
 )
 
-BAR = 8
+BAR = 6
 """Cells of a full bar."""
 
 
 def bar(share: float) -> str:
     """A share of 1 as a bar of BAR cells, to an eighth of a cell."""
     eighths = round(min(max(share, 0.0), 1.0) * BAR * 8)
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def tables(result: AttentionResult, every: int = 1) -> Iterator[str | Table]:
     """For each encoder its layers and the heads of the last one; the comparison; the verdict."""
     for model in result.models:
         yield from _encoder(model, result, every)
+        yield ""
     if len(result.models) > 1:
         yield _comparison(result.models)
+        yield ""
     yield escape(result.verdict)
 
 
@@ -58,10 +60,10 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     for layer in shown:
         grid.add_row(*_cells(layer.layer, layer, kinds), f"{layer.outlier_share:.1%}")
     yield grid
+    yield f"outl.: patch tokens with a norm {result.outlier_rule}\n"
     last = model.layers[-1]
-    yield f"outl.: patch tokens with a norm {result.outlier_rule}"
+    yield f"block {last.layer} by head"
     heads = _columns("head", model, kinds)
-    heads.title = f"block {last.layer} by head"
     for head in last.heads:
         heads.add_row(*_cells(head.head, head, kinds))
     yield heads
@@ -82,7 +84,7 @@ def _kinds(model: EncoderAttention) -> list[str]:
 
 
 def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table:
-    grid = table(padding=(0, 1, 0, 0))
+    grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     grid.add_column(first, justify="right")
     grid.add_column("nats", justify="right")
     grid.add_column("/log N", justify="right")
@@ -96,16 +98,14 @@ def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table
     if kinds:
         short = {"cls": "self", "distillation": "dist", "registers": "reg", "patches": "patch"}
         names = "/".join(short[kind] for kind in kinds)
-        grid.add_column(f"CLS on {names} %", justify="right")
+        grid.add_column(f"CLS on, %:\n{names}", justify="right")
     return grid
 
 
-def _cells(
-    number: int, row: LayerAttention | HeadAttention, kinds: Sequence[str]
-) -> Iterator[str]:
+def _cells(number: int, row: LayerAttention | HeadAttention, kinds: Sequence[str]) -> Iterator[str]:
     yield str(number)
     yield f"{row.entropy:.3f}"
-    yield f"{row.entropy_normalised:.3f}"
+    yield f"{row.entropy_normalised:.4f}"
     yield bar(row.entropy_normalised)
     if row.entropy_cls is not None:
         yield f"{row.entropy_cls:.3f}"
@@ -118,12 +118,12 @@ def _cells(
 
 
 def _mass(mass: ClsMass, kinds: Sequence[str]) -> str:
-    return " / ".join(f"{100 * getattr(mass, kind):.1f}" for kind in kinds)
+    return "/".join(f"{100 * getattr(mass, kind):.1f}" for kind in kinds)
 
 
 def _comparison(models: Sequence[EncoderAttention]) -> Table:
-    grid = table("last block shown, side by side")
-    for name in ("encoder", "weights"):
+    grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for name in ("last block", "weights"):
         grid.add_column(name)
     for name in ("reg.", "tokens", "/log N", "± heads", "± images", "px", "outl."):
         grid.add_column(name, justify="right")
@@ -135,8 +135,8 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
             escape(model.weights),
             str(model.registers),
             str(model.tokens or "varies"),
-            f"{last.entropy_normalised:.3f}",
-            *("" if spread is None else f"{spread:.3f}" for spread in spreads),
+            f"{last.entropy_normalised:.4f}",
+            *("" if spread is None else f"{spread:.4f}" for spread in spreads),
             f"{last.attention_distance_px:.1f}",
             f"{last.outlier_share:.1%}",
         )
@@ -145,6 +145,7 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
 
 def figure(result: AttentionResult) -> Any:
     """Entropy with its spread over heads, attention distance and outliers against depth."""
+    import numpy as np
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(12, 4), layout="constrained")
@@ -157,8 +158,8 @@ def figure(result: AttentionResult) -> Any:
         low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
         entropy.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
         same = {"marker": "o", "markersize": 3, "color": line.get_color()}
-        distance.plot(x, [layer.attention_distance_px for layer in model.layers], **same)
-        outliers.plot(x, [100 * layer.outlier_share for layer in model.layers], **same)
+        distance.plot(x, np.array([layer.attention_distance_px for layer in model.layers]), **same)
+        outliers.plot(x, np.array([100 * layer.outlier_share for layer in model.layers]), **same)
     titles = {
         entropy: "entropy / log N, ± standard deviation over heads",
         distance: "mean attention distance, px",
@@ -169,8 +170,9 @@ def figure(result: AttentionResult) -> Any:
         axes.set_xlabel("block")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
-    distance.set_ylim(bottom=0)
-    outliers.set_ylim(bottom=0)
+    for axes, least in ((distance, 0.0), (outliers, 1.0)):
+        peak = max(float(line.get_ydata().max()) for line in axes.lines)
+        axes.set_ylim(0, 1.1 * max(peak, least))
     drawing.legend(loc="outside lower center", fontsize=8, ncols=2)
     return drawing
 

@@ -17,7 +17,8 @@ def shrunk(picture: Any) -> NDArray[np.uint8]:
     """A Pillow picture as (height, width, 3), its longer side at most LONGEST_SIDE."""
     factor = min(1.0, LONGEST_SIDE / max(picture.size))
     size = tuple(max(1, round(side * factor)) for side in picture.size)
-    return np.asarray(picture.convert("RGB").resize(size, reducing_gap=2.0))
+    small: NDArray[np.uint8] = np.asarray(picture.convert("RGB").resize(size, reducing_gap=2.0))
+    return small
 
 
 def scaled(box: Box, picture: Any, shown: NDArray[np.uint8]) -> Box:
@@ -36,8 +37,13 @@ def lay(values: Any, box: Box, height: int, width: int) -> NDArray[np.float64]:
     left, top, right, bottom = box
     row = np.floor((np.arange(height) + 0.5 - top) / (bottom - top) * grid.shape[0]).astype(int)
     column = np.floor((np.arange(width) + 0.5 - left) / (right - left) * grid.shape[1]).astype(int)
-    inside_y, inside_x = (row >= 0) & (row < grid.shape[0]), (column >= 0) & (column < grid.shape[1])
-    laid = grid[row.clip(0, grid.shape[0] - 1)][:, column.clip(0, grid.shape[1] - 1)]
+    inside_y, inside_x = (
+        (row >= 0) & (row < grid.shape[0]),
+        (column >= 0) & (column < grid.shape[1]),
+    )
+    laid: NDArray[np.float64] = grid[row.clip(0, grid.shape[0] - 1)][
+        :, column.clip(0, grid.shape[1] - 1)
+    ]
     laid[~inside_y] = np.nan
     laid[:, ~inside_x] = np.nan
     return laid
@@ -49,7 +55,9 @@ def covered(box: Box, height: int, width: int) -> str:
     whole = left <= 0 and top <= 0 and right >= width and bottom >= height
     if whole:
         return f"whole image, {width}x{height} px"
-    return f"x {max(left, 0)}-{min(right, width)}, y {max(top, 0)}-{min(bottom, height)} of {width}x{height} px"
+    across = f"x {max(left, 0)}-{min(right, width)}"
+    down = f"y {max(top, 0)}-{min(bottom, height)}"
+    return f"{across}, {down} of {width}x{height} px"
 
 
 def bare(axes: Any, title: str = "") -> None:
@@ -65,5 +73,7 @@ def outline(axes: Any, box: Box) -> None:
 
     left, top, right, bottom = box
     axes.add_patch(
-        Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec="yellow", lw=0.8)
+        Rectangle(
+            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec="yellow", lw=0.8
+        )
     )
