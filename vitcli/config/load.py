@@ -110,8 +110,11 @@ def load_config(
     preset: str | None = None,
     file: Path | None = None,
     settings: Sequence[Setting] = (),
+    start: Document | None = None,
 ) -> Config:
     """The config of a preset, a YAML file and settings, in this order; the later wins.
+
+    `start` is what there is before them if no preset is named.
 
     Raises:
         VitcliError: unknown keys, wrong types or impossible combinations, with file and line.
@@ -127,7 +130,9 @@ def load_config(
             "give one of the two",
         )
     # A file without a preset starts from the schema's defaults, which are ViT-B/16.
-    name = preset or base or (None if document else DEFAULT_PRESET)
+    name = preset or base or (None if document or start else DEFAULT_PRESET)
+    if start and not name:
+        layers.add(start)
     for layer in preset_layers(name) if name else []:
         layers.add(layer)
     if document:

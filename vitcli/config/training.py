@@ -1,0 +1,241 @@
+"""What a training run is told: the model's config plus `data` and `train`; no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from vitcli.config.schema import ModelConfig, Rate, Section, _as_tuple
+
+ShapeName = Literal[
+    "circle",
+    "square",
+    "triangle",
+    "cross",
+    "diamond",
+    "pentagon",
+    "hexagon",
+    "star",
+    "ring",
+]
+DataKind = Literal["auto", "folder", "cifar10", "cifar100", "mnist", "fashion-mnist"]
+QkvPart = Literal["q", "k", "v"]
+
+Pair = Annotated[
+    tuple[float, float], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
+]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def _names(value: Any) -> Any:
+    """A list, or one text with commas: `q,v`."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return _as_tuple(value)
+
+
+def _words(kind: Any) -> Any:
+    return Annotated[tuple[kind, ...], BeforeValidator(_names), PlainSerializer(lambda v: list(v))]
+
+
+class ShapesData(Section):
+    """Images drawn on the fly; image i depends on `train.seed`, i and these keys alone."""
+
+    classes: _words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
+    train_size: PositiveInt = 16_384
+    val_size: PositiveInt = 2_048
+    difficulty: Fraction = 0.5
+    """0 to 1: more rotation, less contrast, more noise."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes: two or more, each once")
+        return self
+
+
+class ImagesData(Section):
+    """Images on disk, and what is done to them before the model sees them in training."""
+
+    path: str | None = None
+    """The folder, the `DATA` of the command line."""
+    kind: DataKind = "auto"
+    """auto looks at the files: a folder for each class, or a published set's own files."""
+    val_fraction: Rate = 0.1
+    """Held out of a folder that has no `val` or `test` beside `train`."""
+    train_limit: PositiveInt | None = None
+    """Use only this many training images, drawn by the seed."""
+    workers: int = Field(default=0, ge=0)
+    """Processes that read and augment; 0 does it in the training process."""
+    crop_scale: Pair | None = (0.08, 1.0)
+    """Area of the random resized crop; null resizes the whole image."""
+    crop_ratio: Pair = (0.75, 4 / 3)
+    pad_crop: int = Field(default=0, ge=0)
+    """Pixels of zeros around the image before a random crop of the input size."""
+    flip: Fraction = 0.5
+    erase: Fraction = 0.0
+    """Probability of random erasing (Zhong et al. 2020)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.crop_scale and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError("crop_scale: two rising numbers above 0, at most 1")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError("crop_ratio: two rising numbers above 0")
+        if self.crop_scale and self.pad_crop:
+            raise ValueError("pad_crop: needs crop_scale: null")
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on chosen heads; no head means none."""
+
+    heads: _words(str) = ()  # type: ignore[valid-type]
+    """LAYER:HEAD, both from 0."""
+    rank: PositiveInt = 4
+    alpha: PositiveFloat = 8.0
+    """The adapter is scaled by alpha / rank."""
+    on: _words(QkvPart) = ("q", "k", "v")  # type: ignore[valid-type]
+    train_head: bool = False
+    """Train the classifier too."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.places()
+        if not self.on or len(set(self.on)) < len(self.on):
+            raise ValueError("on: some of q, k, v, each once")
+        return self
+
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(layer, head) of each adapter."""
+        pairs = [head.split(":") for head in self.heads]
+        if not all(len(pair) == 2 and all(p.isdecimal() for p in pair) for pair in pairs):
+            raise ValueError("heads: each LAYER:HEAD, for example 11:3")
+        places = tuple((int(layer), int(head)) for layer, head in pairs)
+        if len(set(places)) < len(places):
+            raise ValueError("heads: the same head twice")
+        return places
+
+
+class TrainConfig(Section):
+    """The recipe."""
+
+    weights: str | None = None
+    """Where the encoder's weights come from at the start; null draws them from the seed."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Weights, order, drawing, augmentation and dropout all follow from it."""
+    epochs: PositiveInt = 1
+    batch: PositiveInt = 32
+    """Images of one optimiser step, over all processes and micro-batches."""
+    accumulate: PositiveInt = 1
+    """Micro-batches that a step is split into."""
+
+    lr: PositiveFloat = 1e-3
+    warmup: float | int = Field(default=0, ge=0)
+    """Linear warm-up: a fraction of all steps below 1, else a number of steps."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    min_lr: float = Field(default=0.0, ge=0.0)
+    """Where the cosine ends."""
+    weight_decay: float = Field(default=0.05, ge=0.0)
+    """On matrices only: norms, biases, tokens, tables and LayerScale have none."""
+    betas: Pair = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    clip_grad: PositiveFloat | None = None
+    """Largest norm of the gradient of all parameters; null leaves it as it is."""
+
+    label_smoothing: Rate = 0.0
+    mixup: float = Field(default=0.0, ge=0.0)
+    """Alpha of mixup's Beta distribution (Zhang et al. 2018); 0 is off."""
+    cutmix: float = Field(default=0.0, ge=0.0)
+    """Alpha of CutMix's Beta distribution (Yun et al. 2019); with both, each batch takes one."""
+    ema: Rate | None = None
+    """Decay of the averaged weights, which are then those that are validated."""
+
+    freeze: Literal["none", "encoder"] = "none"
+    """encoder trains the classifier alone, a linear probe."""
+    lora: LoraConfig = LoraConfig()
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 autocasts the forward pass; weights and optimiser stay float32."""
+    compile: bool = False
+    threads: PositiveInt | None = None
+    """CPU threads of each process; null is one for a small model and torch's choice else."""
+    log_every: PositiveInt = 1
+    """Steps between lines of metrics.jsonl."""
+    snapshot_every: PositiveInt = 100
+    """Steps between snapshots; the last step has one too."""
+    tensorboard: bool = False
+    """Event files in the run directory."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.lora.heads and self.freeze != "none":
+            raise ValueError("freeze: adapters freeze the encoder already; write none")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("betas: each at least 0 and below 1")
+        return self
+
+
+class ShapesRun(ModelConfig):
+    """`vitcli train-shapes`."""
+
+    data: ShapesData = ShapesData()
+    train: TrainConfig = TrainConfig()
+
+
+class ImagesRun(ModelConfig):
+    """`vitcli train`."""
+
+    data: ImagesData = ImagesData()
+    train: TrainConfig = TrainConfig()
+
+
+SHAPES_RECIPE: dict[str, Any] = {
+    "name": "shapes",
+    "encoder": {
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden": 96,
+        "depth": 12,
+        "heads": 3,
+        "mlp_hidden": 384,
+        "init": "xavier_uniform",
+    },
+    "preprocess": {"resize_size": 32},
+}
+"""What `vitcli train-shapes` starts from when no preset is named; the rest is the schema's."""
+
+IMAGES_RECIPE: dict[str, Any] = {
+    "name": "vit-small-images",
+    "encoder": {
+        "image_size": 32,
+        "patch_size": 4,
+        "hidden": 192,
+        "depth": 9,
+        "heads": 3,
+        "mlp_hidden": 768,
+        "drop_path": 0.1,
+    },
+    "preprocess": {"resize_size": 32},
+    "train": {
+        "epochs": 100,
+        "batch": 128,
+        "warmup": 0.05,
+        "clip_grad": 1.0,
+        "label_smoothing": 0.1,
+        "mixup": 0.8,
+        "cutmix": 1.0,
+    },
+    "data": {"erase": 0.25},
+}
+"""What `vitcli train` starts from: the small-data recipe of DeiT and its followers."""

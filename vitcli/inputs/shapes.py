@@ -1,0 +1,190 @@
+"""The synthetic classes: shapes drawn from (seed, index) alone, the same on every machine.
+
+Only raw random bits, + - * /, square roots and comparisons are used: IEEE 754 rounds each of them
+in one way, while sines, logarithms and matrix products differ between processors and libraries.
+All shapes have the area of a circle of the same size, so that area tells no class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitcli.errors import VitcliError
+
+Array = NDArray[np.float64]
+Distance = Callable[[Array, Array], Array]
+"""Signed distance (negative inside) of points (x right, y down) from a shape of area pi."""
+
+DRAWS = 16
+"""Random numbers an image is described by, before its noise."""
+REACH = 1.7
+"""No shape reaches farther than this many sizes from its centre."""
+VALIDATION = 1 << 40
+"""Validation images are those from this index on: never seen in training."""
+
+
+def _unit(points: int, turn: float) -> list[tuple[float, float]]:
+    """Directions around the circle, rounded so that every libm gives the same ones."""
+    angles = [2 * math.pi * (i + turn) / points for i in range(points)]
+    return [(round(math.sin(a), 9), round(-math.cos(a), 9)) for a in angles]
+
+
+def _polygon(sides: int) -> Distance:
+    """A regular polygon standing on its base: the farthest of its sides' half-planes."""
+    normals = _unit(sides, 0.5)
+    inradius = round(math.sqrt(math.pi / (sides * math.tan(math.pi / sides))), 9)
+
+    def distance(x: Array, y: Array) -> Array:
+        out = normals[0][0] * x + normals[0][1] * y
+        for a, b in normals[1:]:
+            out = np.maximum(out, a * x + b * y)
+        return out - inradius
+
+    return distance
+
+
+def _star(x: Array, y: Array) -> Array:
+    """Five half-planes make a pentagram where at most one of them is left."""
+    planes = [a * x + b * y for a, b in _unit(5, 0.5)]
+    first = second = np.full_like(x, -np.inf)
+    for plane in planes:
+        first, second = np.maximum(first, plane), np.maximum(second, np.minimum(first, plane))
+    return second - 0.516943
+
+
+def _cross(x: Array, y: Array) -> Array:
+    """Two bars, each three times as long as wide: 20/9 a^2 = pi."""
+    x, y = np.abs(x), np.abs(y)
+    long = 1.189
+    return np.minimum(np.maximum(x - long, y - long / 3), np.maximum(x - long / 3, y - long))
+
+
+def _ring(x: Array, y: Array) -> Array:
+    """Outer radius R, inner radius R/2: 3/4 pi R^2 = pi."""
+    outer = 1.1547
+    return np.abs(np.sqrt(x * x + y * y) - 0.75 * outer) - 0.25 * outer
+
+
+SHAPES: dict[str, Distance] = {
+    "circle": lambda x, y: np.sqrt(x * x + y * y) - 1.0,
+    "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.886227,
+    "triangle": _polygon(3),
+    "cross": _cross,
+    "diamond": lambda x, y: (np.abs(x) + np.abs(y)) * 0.707107 - 0.886227,
+    "pentagon": _polygon(5),
+    "hexagon": _polygon(6),
+    "star": _star,
+    "ring": _ring,
+}
+
+
+class Shapes:
+    """An endless set of labelled images; image i is a function of (seed, i) and the settings.
+
+    Args:
+        size: (height, width) in pixels.
+        classes: names out of `SHAPES`; the label is the place in this list.
+        difficulty: 0 to 1; more rotation, less contrast, more noise.
+    """
+
+    def __init__(
+        self, size: tuple[int, int], classes: Sequence[str], difficulty: float, seed: int
+    ) -> None:
+        self.size = size
+        self.classes = tuple(classes)
+        self.seed = seed
+        self.half_turn = 0.06 + 0.12 * difficulty  # tan(angle / 2): 7 to 20 degrees
+        self.contrast = 0.6 - 0.5 * difficulty  # least distance of the two colours, of 1
+        self.noise = 0.05 + 0.35 * difficulty  # peak, of 1
+
+    def _raw(self, index: int) -> NDArray[np.uint64]:
+        height, width = self.size
+        key = np.array([self.seed, index], dtype=np.uint64)
+        raw: NDArray[np.uint64] = np.random.Philox(key=key).random_raw(
+            DRAWS + -(-height * width * 3 * 2 // 8)
+        )
+        return raw
+
+    def batch(
+        self, indices: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Images (B, 3, height, width), 8 bits a channel, and labels (B)."""
+        height, width = self.size
+        raw = np.stack([self._raw(int(i)) for i in indices])
+        u = (raw[:, :DRAWS] >> np.uint64(11)).astype(np.float64) * 2.0**-53  # (B, 16) in [0, 1)
+        labels = (u[:, 0] * len(self.classes)).astype(np.int64)
+        inside = self._coverage(u, labels)[:, None].astype(np.float32)  # (B, 1, height, width)
+        back, fore = (colour[:, :, None, None] for colour in self._colours(u))  # (B, 3, 1, 1)
+        pairs = raw[:, DRAWS:].astype("<u8").view(np.uint8)[:, : height * width * 6]
+        pairs = pairs.reshape(-1, 2, 3, height, width).astype(np.int16)
+        noise = pairs[:, 0] - pairs[:, 1]  # triangular on (-255, 255)
+        pixels = (fore - back) * inside
+        pixels += back
+        pixels += noise * np.float32(self.noise)
+        np.maximum(pixels, np.float32(0), out=pixels)
+        np.minimum(pixels, np.float32(255), out=pixels)
+        return (pixels + np.float32(0.5)).astype(np.uint8), labels
+
+    def _coverage(self, u: Array, labels: NDArray[np.int64]) -> Array:
+        """The part of each pixel that the shape covers, (B, height, width)."""
+        height, width = self.size
+        side = min(height, width)
+        radius = side * (0.15 + 0.13 * u[:, 1])  # pixels, of the circle of equal area
+        margin = REACH * radius
+        column = margin + u[:, 2] * (width - 2 * margin)
+        row = margin + u[:, 3] * (height - 2 * margin)
+        t = self.half_turn * (2 * u[:, 4] - 1)
+        cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+        x = (np.arange(width) + 0.5)[None, :] - column[:, None]  # (B, width)
+        y = (np.arange(height) + 0.5)[None, :] - row[:, None]  # (B, height)
+        cos, sin = cos / radius, sin / radius
+        along = (cos[:, None] * x)[:, None, :] + (sin[:, None] * y)[:, :, None]
+        across = (cos[:, None] * y)[:, :, None] - (sin[:, None] * x)[:, None, :]
+        distance = np.empty_like(along)
+        for label in range(len(self.classes)):
+            of = labels == label
+            if of.any():
+                distance[of] = SHAPES[self.classes[label]](along[of], across[of])
+        return np.clip(0.5 - distance * radius[:, None, None], 0.0, 1.0)
+
+    def _colours(self, u: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Background and shape, (B, 3) each, 0 to 255; each channel differs by the contrast."""
+        room = (1 - self.contrast) / 2
+        dark, light = u[:, 5:8] * room, 1 - u[:, 8:11] * room
+        swap = u[:, 11:12] < 0.5
+        pair = np.where(swap, dark, light), np.where(swap, light, dark)
+        return pair[0].astype(np.float32) * 255, pair[1].astype(np.float32) * 255
+
+
+def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> None:
+    """Write a labelled sheet of the first images as a PNG or whatever the suffix says.
+
+    Raises:
+        VitcliError: the suffix is none that Pillow writes, or the file cannot be written.
+    """
+    from PIL import Image, ImageDraw
+
+    scale = max(1, 64 // min(shapes.size))
+    height, width = (side * scale for side in shapes.size)
+    caption, gap = 14, 4
+    cell = (width + gap, height + gap + caption)
+    sheet = Image.new("RGB", (columns * cell[0] + gap, rows * cell[1] + gap), "white")
+    pen: Any = ImageDraw.Draw(sheet)
+    images, labels = shapes.batch(range(rows * columns))
+    for place, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        left, top = (place % columns) * cell[0] + gap, (place // columns) * cell[1] + gap
+        picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+        sheet.paste(picture.resize((width, height), Image.Resampling.NEAREST), (left, top))
+        pen.text((left, top + height), shapes.classes[label], fill="black")
+    try:
+        sheet.save(path)
+    except (OSError, ValueError) as error:
+        raise VitcliError(
+            f"{path}: {error}", "Choose a writable file such as shapes.png."
+        ) from None

@@ -1,0 +1,71 @@
+"""What `vitcli train-shapes` and `vitcli train` answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """A logged step, or a validation after it; what was not measured is None."""
+
+    step: int
+    epoch: float
+    loss: float | None = None
+    accuracy: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class ClassAccuracy:
+    name: str
+    images: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """A parameter: whether it is meant to train, and what reached it."""
+
+    name: str
+    parameters: int
+    trainable: bool
+    gradient_norm: float | None
+    """None where no gradient arrived."""
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """How a training run ended; validation is None if it diverged."""
+
+    verdict: str
+    """learned, stalled near chance or diverged."""
+    val_accuracy: float | None
+    val_loss: float | None
+    chance: float
+    """Accuracy of always naming the commonest class."""
+    lower_bound: float | None
+    """The accuracy's lower 99.9 % bound."""
+    bar: float
+    """What that bound must exceed for `learned`: a tenth of the way from chance to one."""
+    steps: int
+    bad_step: int | None
+    bad_layer: str | None
+    images_per_s: float
+    parameters: int
+    trainable: int
+    classes: tuple[ClassAccuracy, ...]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The answer of `vitcli train-shapes` and `vitcli train`."""
+
+    result: TrainSummary
+    history: tuple[HistoryRow, ...]
+    audit: tuple[AuditRow, ...]
+    config: dict[str, Any]

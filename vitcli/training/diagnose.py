@@ -1,0 +1,59 @@
+"""Where a run that blew up first went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def _watched(model: nn.Module, bad: list[str]) -> Iterator[None]:
+    """Notes the modules whose output is not finite, in the order they finish."""
+    handles = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def hook(_: nn.Module, __: object, output: object) -> None:
+            parts = output if isinstance(output, tuple) else (output,)
+            if not all(is_finite(p) for p in parts if isinstance(p, Tensor)):
+                bad.append(name)
+
+        handles.append(module.register_forward_hook(hook))
+
+    for name, module in model.named_modules():
+        if name:
+            watch(name, module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+@torch.no_grad()
+def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
+    """The first module, in the order of the forward pass, that gives NaN or infinity.
+
+    If its parameters are the cause, they are named instead; if the forward pass is sound, the
+    parameter nearest the loss whose gradient is not finite; None if all is finite.
+    """
+    bad: list[str] = []
+    with _watched(model, bad):
+        model(images)
+    if bad:
+        wrong = [
+            name
+            for name, p in model.get_submodule(bad[0]).named_parameters(prefix=bad[0])
+            if not is_finite(p)
+        ]
+        return wrong[0] if wrong else f"{bad[0]} (output)"
+    gradients = [
+        name for name, p in model.named_parameters() if p.grad is not None and not is_finite(p.grad)
+    ]
+    return f"{gradients[-1]} (gradient)" if gradients else None
