@@ -1,0 +1,58 @@
+"""Stands in for vitcli in the sweep tests: starts in milliseconds, logs that it ran, prints JSON.
+
+    python -S fake.py LOG COMMAND [--option value]... --json
+
+What it does is up to `--norm`: `ok`, `crash`, `hang`, `garbage`, `silent`, `slow` (a fifth of a
+second), `suicide` (kill -9 the first time it runs with these options).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+
+def main() -> int:
+    log, command, *arguments = sys.argv[1:]
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    words = " ".join(a for a in arguments if a != "--json")
+
+    def note(what):
+        with open(log, "a") as file:  # one short write: whole lines, whoever else appends
+            file.write(f"{what} {command} {words}\n")
+
+    note("start")
+    kind = options.get("--norm", "ok")
+    if kind == "crash":
+        print("error: it broke", file=sys.stderr)
+        return 1
+    if kind == "hang":
+        time.sleep(60)
+    if kind == "slow":
+        time.sleep(0.2)
+    if kind == "suicide" and open(log).read().count(f"start {command} {words}\n") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "garbage":
+        print("epoch 1: loss 0.3")
+        return 0
+    if kind == "silent":
+        return 0
+    lr, seed = float(options.get("--lr", 0)), int(options.get("--seed", 0))
+    if "--out" in options:  # a training run that leaves its history, step by step
+        os.makedirs(options["--out"], exist_ok=True)
+        with open(options["--out"] + "/metrics.jsonl", "w") as file:
+            for step in range(20):
+                file.write(json.dumps({"step": step, "val_accuracy": 1 - abs(lr - 0.5)}) + "\n")
+                file.flush()
+                time.sleep(0.02)
+    score = 1 - abs(lr - 0.5) + seed / 100
+    history = [{"step": step, "loss": 1 / (step + 1)} for step in range(3)]
+    note("end")
+    print(json.dumps({"result": {"score": score, "threads": os.environ["OMP_NUM_THREADS"]},
+                      "history": history}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Distributions: what `random` and `search` draw from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    values: tuple[Scalar, ...]
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.values)
+
+    def holds(self, value: Any) -> bool:
+        return value in self.values
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; integers where both are written as integers."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def distribution(self) -> BaseDistribution:
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), self.log, int(self.step or 1))
+        return FloatDistribution(float(self.low), float(self.high), self.log, self.step)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+def read_space(value: Any) -> Choice | Range:
+    """A list of choices, or `{low, high}` with `log` or `step`.
+
+    Raises:
+        ValueError: anything else, or a range that holds nothing.
+    """
+    if isinstance(value, list):
+        if not value or any(isinstance(item, list | dict) for item in value):
+            raise ValueError("choices are a list of at least one scalar")
+        return Choice(tuple(value))
+    if not isinstance(value, dict):
+        raise ValueError(f"expected choices or a range, got {value!r}")
+    unknown = value.keys() - {"low", "high", "log", "step"}
+    if unknown:
+        raise ValueError(f"unknown key {min(unknown)!r} (known: low, high, log, step)")
+    low, high, step = (value.get(key) for key in ("low", "high", "step"))
+    for name, number in (("low", low), ("high", high), ("step", step if "step" in value else 1)):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"{name} must be a number, got {number!r}")
+    log = value.get("log", False)
+    if not isinstance(log, bool):
+        raise ValueError(f"log must be true or false, got {log!r}")
+    assert isinstance(low, int | float) and isinstance(high, int | float)
+    if low > high:
+        raise ValueError(f"low {low} is above high {high}")
+    if log and (low <= 0 or step is not None):
+        raise ValueError("log needs low above zero and no step")
+    if step is not None and step <= 0:
+        raise ValueError(f"step must be above zero, got {step}")
+    found = Range(low, high, log, step)
+    if found.whole and isinstance(step, float):
+        raise ValueError("a range of integers needs an integer step")
+    return found
+
+
+def draw(space: Mapping[str, Choice | Range], trials: int, seed: int) -> list[dict[str, Any]]:
+    """`trials` independent points; more trials continue the same sequence.
+
+    The axes are drawn in the order of their names, so that the order in the file does not matter.
+    """
+    import optuna
+
+    quiet()
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    distributions = {key: space[key].distribution() for key in sorted(space)}
+    return [dict(study.ask(distributions).params) for _ in range(trials)]
+
+
+def quiet() -> None:
+    """Optuna logs every trial; the sweep's own progress says it once."""
+    import warnings
+
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")

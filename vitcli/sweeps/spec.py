@@ -1,0 +1,287 @@
+"""A sweep's YAML: which command, over which space, how often, and what to read from its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vitcli.config.load import Layers, nearest, validate
+from vitcli.config.schema import Section
+from vitcli.config.yaml import Document, read_yaml
+from vitcli.errors import VitcliError
+from vitcli.sweeps.options import Command, canonical
+from vitcli.sweeps.space import Choice, Range, read_space
+
+Value = Any
+"""A YAML scalar, or a list of them for an option that takes several."""
+
+
+class RandomSection(Section):
+    """Points drawn at once, independently, from `space`; the same seed draws the same points."""
+
+    trials: PositiveInt
+    seed: int = 0
+    space: dict[str, Any]
+
+
+class PrunerSection(Section):
+    """Ends a trial that is below the median of the others at the same step (Optuna's median rule).
+
+    The intermediate values are read from a JSON-lines file that the trial itself writes.
+    """
+
+    kind: Literal["median"] = "median"
+    file: str = "{trial}/run/metrics.jsonl"
+    step: str = "step"
+    value: str
+    startup_trials: int = Field(default=5, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class SearchSection(Section):
+    """Points drawn one after the other by an Optuna sampler that learns from those before."""
+
+    trials: PositiveInt
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    sampler: Literal["tpe", "random"] = "tpe"
+    seed: int | None = None
+    pruner: PrunerSection | None = None
+    space: dict[str, Any]
+
+
+class CurveSection(Section):
+    """Dotted paths of two lists of equal length in the result, drawn as one curve a trial."""
+
+    x: str
+    y: str
+
+
+class SweepSection(Section):
+    """The whole file."""
+
+    name: str = ""
+    question: str = ""
+    command: str
+    base: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, Any] = Field(default_factory=dict)
+    zip: dict[str, Any] = Field(default_factory=dict)
+    random: RandomSection | None = None
+    search: SearchSection | None = None
+    repeat: PositiveInt | dict[str, Any] = 1
+    metrics: list[str] | dict[str, str] = Field(default_factory=dict)
+    curve: CurveSection | None = None
+    jobs: PositiveInt = 1
+    timeout: PositiveFloat | None = None
+    """Seconds a trial may take."""
+    max_failures_in_row: PositiveInt | None = 5
+    storage: str | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that is known to make sense, every key under its one name.
+
+    `repeat` holds the seeds under the name of the seed option; `metrics` maps a column's name to a
+    dotted path into the result JSON.
+    """
+
+    name: str
+    question: str
+    command: str
+    base: Mapping[str, Value]
+    grid: Mapping[str, list[Value]]
+    zip: Mapping[str, list[Value]]
+    random: RandomSection | None
+    search: SearchSection | None
+    space: Mapping[str, Choice | Range]
+    repeat: Mapping[str, list[Value]]
+    metrics: Mapping[str, str]
+    curve: CurveSection | None
+    jobs: int
+    timeout: float | None
+    max_failures_in_row: int | None
+    storage: str | None
+    source: str
+
+    @property
+    def axes(self) -> list[str]:
+        """What varies from trial to trial, seeds apart."""
+        return [*self.zip, *self.grid, *self.space]
+
+
+def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) -> Sweep:
+    """Read and check a sweep file.
+
+    Args:
+        commands: what the commands of this program accept; None skips the check of option names,
+            which a report does not need.
+
+    Raises:
+        VitcliError: with file, line and key: unknown keys and options, lists of unequal length, an
+            axis given twice, a search beside a grid.
+    """
+    return read_sweep(read_yaml(path), commands)
+
+
+def read_sweep(document: Document, commands: Mapping[str, Command] | None = None) -> Sweep:
+    """Like `load_sweep`, from a parsed document."""
+    layers = Layers()
+    layers.add(document)
+    section = validate(SweepSection, layers)
+    return _Reader(document, section, commands).sweep()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    document: Document
+    section: SweepSection
+    commands: Mapping[str, Command] | None
+
+    def fail(self, path: tuple[str, ...], text: str, hint: str) -> VitcliError:
+        """An error at the line of `path`, or of the closest key above it."""
+        line = next(
+            (self.document.lines[p] for p in _above(path) if p in self.document.lines), None
+        )
+        where = self.document.source + (f":{line}" if line else "")
+        return VitcliError(f"{where}: {'.'.join(path)}: {text}", hint)
+
+    def sweep(self) -> Sweep:
+        section = self.section
+        command = self._command()
+        base = self._names(("base",), section.base, command)
+        grid = self._lists("grid", command)
+        zipped = self._lists("zip", command)
+        if len({len(values) for values in zipped.values()}) > 1:
+            lengths = ", ".join(f"{key} {len(values)}" for key, values in zipped.items())
+            raise self.fail(("zip",), f"lists of unequal length: {lengths}", "zip goes in step")
+        drawn = "search" if section.search else "random"
+        space: dict[str, Choice | Range] = {}
+        if source := section.search or section.random:
+            for key, value in source.space.items():
+                try:
+                    space[canonical(key)] = read_space(value)
+                except ValueError as error:
+                    hint = "a list, or {low: 1e-4, high: 1e-1, log: true}"
+                    raise self.fail((drawn, "space", key), str(error), hint) from error
+                self._known((drawn, "space", key), key, command)
+            if not space:
+                raise self.fail((drawn, "space"), "nothing varies", "name an option and its range")
+        if section.search and (grid or zipped or section.random):
+            raise self.fail(
+                ("search",), "stands alone: it cannot be crossed with grid, zip or random",
+                "list the other values as choices in search.space",
+            )  # fmt: skip
+        repeat = self._repeat(command)
+        parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
+        self._once({**parts, "repeat": repeat})
+        metrics = self._metrics()
+        return Sweep(
+            name=section.name or Path(self.document.source).stem,
+            question=section.question,
+            command=section.command,
+            base=base,
+            grid=grid,
+            zip=zipped,
+            random=section.random,
+            search=section.search,
+            space=space,
+            repeat=repeat,
+            metrics=metrics,
+            curve=section.curve,
+            jobs=section.jobs,
+            timeout=section.timeout,
+            max_failures_in_row=section.max_failures_in_row,
+            storage=section.storage,
+            source=self.document.source,
+        )
+
+    def _command(self) -> Command | None:
+        if self.commands is None:
+            return None
+        name = self.section.command
+        if name not in self.commands:
+            hint = nearest(name, sorted(self.commands))
+            raise self.fail(("command",), f"there is no command `vitcli {name}`", hint)
+        return self.commands[name]
+
+    def _known(self, path: tuple[str, ...], key: str, command: Command | None) -> None:
+        if command and not command.knows(canonical(key)):
+            text = f"`vitcli {command.name}` has no such option and its config no such key"
+            raise self.fail(path, text, nearest(key, command.names()))
+
+    def _names(
+        self, path: tuple[str, ...], values: Mapping[str, Any], command: Command | None
+    ) -> dict[str, Value]:
+        named: dict[str, Value] = {}
+        for where, key, value in _flat(values):
+            self._known((*path, *where), key, command)
+            if canonical(key) in named:
+                raise self.fail((*path, *where), "is given twice", "keep one of the two")
+            named[canonical(key)] = value
+        return named
+
+    def _lists(self, part: str, command: Command | None) -> dict[str, list[Value]]:
+        lists = self._names((part,), getattr(self.section, part), command)
+        for key, values in lists.items():
+            if not isinstance(values, list) or not values:
+                hint = f"{key}: [first, second]"
+                raise self.fail((part, key), f"expected a list of values, got {values!r}", hint)
+        return lists
+
+    def _repeat(self, command: Command | None) -> dict[str, list[Value]]:
+        repeat = self.section.repeat
+        if repeat == 1:
+            return {}
+        if isinstance(repeat, int):
+            repeat = {"seed": repeat}
+        if len(repeat) != 1:
+            raise self.fail(("repeat",), "expected one option", "repeat: 3, or {seed: [0, 1, 2]}")
+        ((key, seeds),) = repeat.items()
+        self._known(("repeat", key), key, command)
+        if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
+            seeds = list(range(seeds))
+        if not isinstance(seeds, list) or not seeds:
+            raise self.fail(("repeat", key), f"expected a count or a list, got {seeds!r}", "3")
+        return {canonical(key): seeds}
+
+    def _once(self, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        seen: dict[str, str] = {}
+        for part, values in parts.items():
+            for key in values:
+                if key in seen:
+                    text = f"is also in {seen[key]}"
+                    raise self.fail((*part.split("."), key), text, "keep one of the two")
+                seen[key] = part
+
+    def _metrics(self) -> dict[str, str]:
+        metrics = self.section.metrics
+        if isinstance(metrics, list):
+            short = [path.rsplit(".", 1)[-1] for path in metrics]
+            clash = len(set(short)) < len(short)
+            metrics = {(p if clash else s): p for s, p in zip(short, metrics, strict=True)}
+        search = self.section.search
+        if search and search.metric not in {*metrics, *metrics.values()}:
+            metrics = {search.metric.rsplit(".", 1)[-1]: search.metric, **metrics}
+        return metrics
+
+
+def _above(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for end in range(len(path), 0, -1):
+        yield path[:end]
+
+
+def _flat(
+    values: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """(path in the file, dotted key, value): `encoder: {depth: 6}` is `encoder.depth: 6`."""
+    for key, value in values.items():
+        here = (*path, str(key))
+        if isinstance(value, dict):
+            yield from _flat(value, here)
+        else:
+            yield here, ".".join(here), value
