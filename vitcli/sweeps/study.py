@@ -26,8 +26,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vitcli.results.sweep import SweepTrial
 from vitcli.sweeps.expand import Trial, expand, repeats, trial_id
 from vitcli.sweeps.metrics import lookup
+from vitcli.sweeps.space import Choice
 from vitcli.sweeps.spec import Sweep
 from vitcli.sweeps.storage import GRACE_S, HEARTBEAT_S, open_storage
 from vitcli.sweeps.trialdir import Results, TrialDir
@@ -95,7 +97,7 @@ class Study:
         with self.results.claiming():
             self._study = optuna.create_study(
                 storage=self._storage,
-                study_name=self.study_name,
+                study_name=study_name(self.sweep),
                 direction=search.direction if search else "minimize",
                 sampler=self._sampler(),
                 pruner=self._pruner(),
@@ -103,18 +105,6 @@ class Study:
             )
             self._void = {t.number for t in self._entries() if self._outdated(t)}
         self._beat_at = 0.0
-
-    @property
-    def study_name(self) -> str:
-        """The sweep's name; of a search, also what makes its values comparable."""
-        search = self.sweep.search
-        if not search:
-            return self.sweep.name
-        axes = {key: str(axis) if "values" in vars(axis) else "range"
-                for key, axis in sorted(self.sweep.space.items())}  # fmt: skip
-        same = [self.sweep.command, dict(self.sweep.base), dict(self.sweep.repeat), axes]
-        text = json.dumps([*same, search.metric, search.direction], sort_keys=True)
-        return f"{self.sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def claim(self) -> Claim | None:
         """The next trial for this process, or None where all are finished or claimed."""
@@ -135,10 +125,23 @@ class Study:
             self.fail(claim, error)
             return error
         value = statistics.fmean(numbers) if numbers else 0.0
-        columns = [{n: lookup(m, p) for n, p in self.sweep.metrics.items()} for m in results]
-        self._attribute(claim, "metrics", columns)
+        if not self._local:  # a report on another machine has nothing else to read
+            told = [self._told(*trial, r) for trial, r in zip(claim.trials, results, strict=True)]
+            self._attribute(claim, "told", told)
         self._end(claim, self._states.COMPLETE, [value])
         return ""
+
+    def _told(self, trial: Trial, place: TrialDir, _: int, result: Mapping[str, Any]) -> Any:
+        status, config = place.status(), place.config() or {}
+        return {
+            "params": dict(trial.params),
+            "metrics": {n: lookup(result, path) for n, path in self.sweep.metrics.items()},
+            "wall_s": status.wall_s,
+            "attempts": status.attempts,
+            "host": status.host,
+            "command": config.get("run", ""),
+            "cwd": config.get("cwd", ""),
+        }
 
     def fail(self, claim: Claim, error: str) -> None:
         self._attribute(claim, "outcome", "failed")
@@ -340,3 +343,51 @@ class Study:
         if pruner is None:
             return optuna.pruners.NopPruner()
         return optuna.pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps)
+
+
+def study_name(sweep: Sweep) -> str:
+    """The sweep's name; of a search, also what makes its values comparable."""
+    search = sweep.search
+    if not search:
+        return sweep.name
+    axes = {
+        key: list(axis.values) if isinstance(axis, Choice) else "range"
+        for key, axis in sweep.space.items()
+    }
+    same = [sweep.command, dict(sweep.base), dict(sweep.repeat), axes]
+    text = json.dumps([*same, search.metric, search.direction], sort_keys=True)
+    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
+    """Trials in the study that another directory holds: what their entries tell, by trial id."""
+    import optuna
+
+    storage = open_storage(sweep.storage, results.journal)
+    try:
+        study = optuna.load_study(study_name=study_name(sweep), storage=storage)
+    except KeyError:
+        return {}
+    found: dict[str, SweepTrial] = {}
+    for entry in study.get_trials(deepcopy=False):
+        attributes = entry.user_attrs
+        state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
+        if entry.state.name == "FAIL" and "outcome" in attributes:
+            state = "failed"
+        for index, id in enumerate(attributes.get("trials", []) if state else []):
+            known = attributes.get("told", [])
+            told = known[index] if index < len(known) else {}
+            found[id] = SweepTrial(
+                id=id,
+                state=state or "",
+                params=told.get("params", attributes.get("params", {})),
+                metrics=told.get("metrics", {}),
+                wall_s=told.get("wall_s"),
+                attempts=told.get("attempts", 0),
+                error=attributes.get("error", ""),
+                command=told.get("command", ""),
+                cwd=told.get("cwd", ""),
+                directory="",
+                host=told.get("host", ""),
+            )
+    return found

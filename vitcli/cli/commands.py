@@ -1,0 +1,45 @@
+"""What this program's own commands accept, for those who write their command lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from vitcli.config.load import known_keys
+from vitcli.config.schema import ModelConfig
+from vitcli.errors import VitcliError
+from vitcli.sweeps.options import Command, Option, canonical
+
+
+def known_commands(app: typer.Typer) -> dict[str, Command]:
+    """Every command that prints JSON, by name, with its options as its own parser knows them."""
+    group: Any = typer.main.get_command(app)
+    commands = {name: _command(name, command) for name, command in group.commands.items()}
+    return {name: c for name, c in commands.items() if "json" in c.options}
+
+
+def _command(name: str, command: Any) -> Command:
+    options: dict[str, Option] = {}
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            option = Option(parameter.name, "")
+        else:
+            flag = max(parameter.opts, key=len)
+            off = max(parameter.secondary_opts, key=len, default="")
+            switch = bool(parameter.is_flag)
+            option = Option(canonical(flag), flag, off, switch, bool(parameter.multiple))
+        options[option.name] = option
+
+    def check(arguments: list[str]) -> None:
+        try:
+            command.make_context(name, list(arguments))
+        except VitcliError:
+            raise
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's usage errors have one
+                raise
+            raise VitcliError(error.format_message(), f"`vitcli {name} --help`") from error
+
+    keys = frozenset(known_keys(ModelConfig)) if "set" in options else frozenset()
+    return Command(name, options, keys, check)

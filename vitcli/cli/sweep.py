@@ -1,0 +1,264 @@
+"""vitcli sweep"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitcli.cli.options import JsonOption, PlotOption
+from vitcli.errors import VitcliError
+
+if TYPE_CHECKING:
+    from vitcli.results.sweep import SweepReport
+    from vitcli.sweeps.spec import Sweep
+
+PROGRAM_VARIABLE = "VITCLI_SWEEP_PROGRAM"
+"""What trials run in place of this vitcli, e.g. `srun -n1 vitcli`. Never read from a sweep's file,
+so that running a file runs vitcli and nothing else."""
+
+
+def sweep(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.yaml]", help="The sweep to run.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where trials go.  [default: runs/NAME]"),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="DIR|FILE", help="Run nothing: show what is there."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.001, metavar="S", help="Seconds a trial may take."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            metavar="URL",
+            help="Optuna storage that several machines share.  [default: a journal file in DIR]",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials and their commands; run none.")
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Start no more trials once one has failed.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run failed trials again.")
+    ] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="COND", help="Show norm=post, 'lr<=0.01', … Repeatable."),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", metavar="NAME", help="Sort by it; -NAME for the largest first."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="KEY,…", help="Mean and spread of trials that agree here."),
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="A row a trial, not a group.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also trials the file no longer asks for.")
+    ] = False,
+    show: Annotated[
+        str | None,
+        typer.Option("--show", metavar="TRIAL", help="All about one trial and its command."),
+    ] = None,
+    json: JsonOption = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a trial.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a row a trial.")
+    ] = None,
+    plot: PlotOption = None,
+    plot_kind: Annotated[
+        str,
+        typer.Option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
+    ] = "auto",
+    metric: Annotated[
+        str | None, typer.Option("--metric", metavar="NAME", help="What --plot draws.")
+    ] = None,
+) -> None:
+    """Run a command over a space that a YAML file describes, and show what came out.
+
+    Run it again and it does what is missing. Several processes and machines may run the same sweep.
+
+    Examples:
+
+      vitcli sweep experiments/norm-warmup-init.yaml --out runs/norm --jobs 2
+
+      vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
+
+      vitcli sweep --report runs/norm --where norm=post --csv post.csv
+    """
+    from vitcli.render.console import answer, answer_text, note
+    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.sweeps.report import View
+    from vitcli.sweeps.report import report as gather
+    from vitcli.sweeps.trialdir import Results
+
+    check_figure_file(plot)
+    if (file is None) == (report is None):
+        raise VitcliError("give a sweep's file to run it, or --report DIR to read it", "not both")
+    loaded, place = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
+    loaded = _with(loaded, jobs=jobs, timeout=timeout, storage=storage)
+    results = Results(place)
+    view = View(
+        where=tuple(where or ()),
+        sort=sort,
+        group=tuple(key for key in group.split(",") if key) if group is not None else None,
+        stale=stale,
+    )
+    code = 0
+    if dry_run:
+        return _dry_run(loaded, results, retry_failed, json)
+    if report is None:
+        code = _run(loaded, results, fail_fast, retry_failed)
+    found = gather(loaded, results, view)
+    if csv or parquet:
+        from vitcli.sweeps.export import write_csv, write_parquet
+
+        for path, write in ((csv, write_csv), (parquet, write_parquet)):
+            if path:
+                write(found, path)
+                note(f"wrote {len(found.trials)} trials to {path}")
+    if plot:
+        from vitcli.render.sweep_figure import figure
+
+        save_figure(figure(found, metric, plot_kind), plot)
+        note(f"drew {plot}")
+    if show:
+        _show(found, show, json)
+    elif json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(found))
+    else:
+        from vitcli.render.sweep import tables
+
+        answer(*tables(found, each))
+        note(f"a trial's command: vitcli sweep --report {shlex.quote(str(place))} --show TRIAL")
+    if code:
+        raise typer.Exit(code)
+
+
+def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
+    """The sweep and its directory, from its file or from the directory itself."""
+    from vitcli.sweeps.expand import check_arguments
+    from vitcli.sweeps.spec import load_sweep
+
+    if path.is_dir() and not running:
+        if not (path / "sweep.yaml").is_file():
+            raise VitcliError(f"{path} holds no sweep", "the --out of `vitcli sweep FILE.yaml`")
+        return load_sweep(path / "sweep.yaml"), path
+    if not running:
+        loaded = load_sweep(path)
+    else:
+        from vitcli.cli import app
+        from vitcli.cli.commands import known_commands
+
+        commands = known_commands(app)
+        loaded = load_sweep(path, commands)
+        check_arguments(loaded, commands[loaded.command])
+    place = out or Path("runs") / loaded.name
+    if not running and not (place / "sweep.yaml").is_file():
+        raise VitcliError(f"{place} holds no trials of {path}", "say where with --out DIR")
+    return loaded, place
+
+
+def _with(sweep: Sweep, **given: Any) -> Sweep:
+    import dataclasses
+
+    return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
+
+
+def _program() -> list[str] | None:
+    return shlex.split(os.environ.get(PROGRAM_VARIABLE, "")) or None
+
+
+def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, json: bool) -> None:
+    from vitcli.cli import app
+    from vitcli.cli.commands import known_commands
+    from vitcli.render.console import answer, answer_text
+    from vitcli.sweeps.plan import plan
+
+    command = known_commands(app)[sweep.command]
+    planned = plan(sweep, results, command, retry_failed=retry_failed, program=_program())
+    if json:
+        from vitcli.render.json import to_json
+
+        return answer_text(to_json(planned))
+    from vitcli.render.sweep import plan_tables
+
+    answer(*plan_tables(planned))
+
+
+def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int:
+    """Run what is missing; the exit code says whether any trial of the sweep has failed."""
+    from vitcli.cli import app
+    from vitcli.cli.commands import known_commands
+    from vitcli.render.console import note, warn
+    from vitcli.render.sweep import sweep_progress
+    from vitcli.sweeps.locks import check_platform
+    from vitcli.sweeps.runner import Runner
+    from vitcli.sweeps.study import Study
+
+    check_platform()
+    results.create(sweep.name, sweep.source)
+    study = Study(sweep, results, retry_failed)
+    # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with sweep_progress(study.counts().total) as tell:
+        runner = Runner(
+            sweep,
+            known_commands(app)[sweep.command],
+            results,
+            study,
+            sweep.jobs,
+            fail_fast,
+            _program(),
+            tell,
+        )
+        outcome = runner.run()
+    counts = outcome.counts
+    if outcome.stopped:
+        warn(f"stopped: {outcome.stopped}; {counts.left} trials are left")
+    elif counts.running:
+        note(f"{counts.running} trials are running in another process")
+    if counts.failed and not retry_failed:
+        note(f"{counts.failed} trials have failed; --retry-failed runs them again")
+    return 1 if outcome.stopped or counts.failed or outcome.killed else 0
+
+
+def _show(found: SweepReport, id: str, json: bool) -> None:
+    from vitcli.render.console import answer, answer_text
+
+    matches = [trial for trial in found.trials if trial.id.startswith(id)]
+    if len(matches) != 1:
+        raise VitcliError(
+            f"--show {id}: {'several trials begin' if matches else 'no trial begins'} with it",
+            "`--each` lists the trials",
+        )
+    if json:
+        from vitcli.render.json import to_json
+
+        return answer_text(to_json(matches[0]))
+    from vitcli.render.sweep import one_trial
+
+    answer(*one_trial(matches[0]))
