@@ -36,7 +36,9 @@ def sweep(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."),
+        typer.Option(
+            "--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."
+        ),
     ] = None,
     timeout: Annotated[
         float | None,

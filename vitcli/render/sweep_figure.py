@@ -167,9 +167,7 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
 def _search(axes: Any, report: SweepReport, name: str) -> None:
     """Every trial in the order of its start, and the best so far."""
     better: Callable[..., float] = min if report.objective.startswith("minimize") else max
-    values = [
-        float(v) for t in report.trials if isinstance(v := t.metrics.get(name), int | float)
-    ]
+    values = [float(v) for t in report.trials if isinstance(v := t.metrics.get(name), int | float)]
     best = [better(values[: end + 1]) for end in range(len(values))]
     order = range(1, len(values) + 1)
     axes.plot(order, values, "o", markersize=4, alpha=0.6, label="trial")
