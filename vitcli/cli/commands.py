@@ -8,8 +8,12 @@ import typer
 
 from vitcli.config.load import known_keys
 from vitcli.config.schema import ModelConfig
+from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.errors import VitcliError
 from vitcli.sweeps.options import Command, Option, canonical
+
+CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": ImagesRun}
+"""What `--set` reaches; every other command that has it sets a ModelConfig."""
 
 
 def known_commands(app: typer.Typer) -> dict[str, Command]:
@@ -41,5 +45,6 @@ def _command(name: str, command: Any) -> Command:
                 raise
             raise VitcliError(error.format_message(), f"`vitcli {name} --help`") from error
 
-    keys = frozenset(known_keys(ModelConfig)) if "set" in options else frozenset()
+    config = CONFIGS.get(name, ModelConfig)
+    keys = frozenset(known_keys(config)) if "set" in options else frozenset()
     return Command(name, options, keys, check)
