@@ -1,4 +1,4 @@
-# ruff: noqa: PTH, SIM115 (pathlib would triple its start time)
+# ruff: noqa: PTH103, PTH123, SIM115
 """Stands in for vitcli in the sweep tests: starts in milliseconds, logs that it ran, prints JSON.
 
     python -S fake.py LOG COMMAND [--option value]... --json
