@@ -1,0 +1,14 @@
+"""The families that are read, as tables, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from vitcli.weights.families import hf_clip, hf_dino, hf_internvl, hf_qwen, hf_vit
+from vitcli.weights.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    *hf_vit.FAMILIES,
+    *hf_dino.FAMILIES,
+    *hf_clip.FAMILIES,
+    *hf_internvl.FAMILIES,
+    *hf_qwen.FAMILIES,
+)

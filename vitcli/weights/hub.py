@@ -1,0 +1,84 @@
+"""Published weights by their repository id, through huggingface_hub and its cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vitcli.errors import VitcliError
+
+_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
+_CHOICES = (
+    ("model.safetensors",),
+    ("model.safetensors.index.json", "model-*.safetensors"),
+    ("pytorch_model.bin",),
+    ("pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+    ("open_clip_model.safetensors",),
+    ("open_clip_pytorch_model.bin",),
+    ("*.safetensors",),
+    ("*.npz",),
+    ("*.pth", "*.pt", "*.bin"),
+)
+"""Patterns of the files of one checkpoint, best first; only the first that is there is fetched."""
+_CONFIGS = ["*.json", "config.yaml"]
+
+
+def is_hub_id(source: str) -> bool:
+    return _ID.fullmatch(source) is not None
+
+
+def download(source: str) -> Path:
+    """The folder of a snapshot of `owner/name[@revision]` with its configs and one checkpoint.
+
+    The cache and HF_HUB_OFFLINE are respected.
+
+    Raises:
+        VitcliError: no extra `hub`, no network and nothing cached, no such repository.
+    """
+    repo, _, revision = source.partition("@")
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError as error:
+        raise VitcliError(
+            f"--weights {source}: no such path, and hub ids need the extra `hub`",
+            "pip install 'vitcli[hub]'",
+        ) from error
+    try:
+        files = [] if hub.constants.HF_HUB_OFFLINE else _listed(repo, revision or None)
+        folder = hub.snapshot_download(
+            repo,
+            revision=revision or None,
+            allow_patterns=[*_CONFIGS, *files] if files else None,
+            local_files_only=not files,
+        )
+    except LocalEntryNotFoundError as error:
+        raise VitcliError(
+            f"--weights {source}: no such path, not in the hub's cache, and the hub is not reached",
+            "check the id and the network, or give a local directory",
+        ) from error
+    except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors
+        reason = next((line for line in str(error).splitlines() if line.strip()), "failed")
+        raise VitcliError(
+            f"--weights {source}: {reason[:160]}", "check the id, the revision and the access"
+        ) from error
+    return Path(folder)
+
+
+def _listed(repo: str, revision: str | None) -> list[str]:
+    """The files of the best checkpoint at the hub's top level, none when the hub is not reached."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        names = HfApi().list_repo_files(repo, revision=revision)
+    except HfHubHTTPError:
+        raise  # the hub answered: no such repository, no such revision, no access
+    except Exception:  # whatever the HTTP library raises where there is no network
+        return []
+    top = [name for name in names if "/" not in name]
+    for patterns in _CHOICES:
+        chosen = [n for n in top if any(Path(n).match(pattern) for pattern in patterns)]
+        if chosen:
+            return chosen
+    raise VitcliError(f"--weights {repo}: the repository holds no weights", "check the id")

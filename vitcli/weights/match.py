@@ -1,0 +1,204 @@
+"""Which family a checkpoint belongs to, and where each of its tensors goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitcli.errors import VitcliError
+from vitcli.weights.family import Family, From, Variant
+from vitcli.weights.tensors import LazyTensor, Tensors
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """A template's names: `{i}` is a block, a final `.weight` or `.bias` may be left out."""
+    body = re.escape(template).replace(r"\{i\}", r"(?P<i>\d+)")
+    return re.compile(rf"{body}(?P<suffix>\.weight|\.bias)?")
+
+
+@dataclass
+class Part:
+    """One tensor of ours and the foreign tensors it is made from, in order; None is not there."""
+
+    make: Callable[..., Tensor]
+    names: list[str]
+    """Every foreign name it takes."""
+    tensors: list[LazyTensor | None]
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.tensors
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Made in `dtype`, so that a sum rounds as it does in the library."""
+        return self.make(*(t.read().to(dtype) for t in self.tensors if t is not None))
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape `read` would give; raises what torch raises where it cannot."""
+        metas = [torch.empty(t.shape, device="meta") for t in self.tensors if t is not None]
+        return tuple(self.make(*metas).shape)
+
+
+@dataclass
+class Match:
+    """A checkpoint read as a family: our names, and what became of the foreign ones."""
+
+    family: Family
+    prefix: str
+    variants: list[Variant]
+    spelled: Mapping[str, str]
+    """Names as the tables spell them, to the names in the file."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Our state-dict names to what they are made from; incomplete parts included."""
+    used: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    """Names in the file that are neither used nor matched by a drop rule."""
+
+    def renames(self) -> dict[str, From]:
+        """The rules in force, the variants' before the family's."""
+        merged: dict[str, str | From | None] = dict(self.family.renames)
+        for variant in self.variants:
+            merged |= variant.renames
+        return {
+            target: From((rule,), _same) if isinstance(rule, str) else rule
+            for target, rule in merged.items()
+            if rule is not None
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What the family and its variants decide; functions are still to be called."""
+        merged: dict[str, Any] = dict(self.family.fixed)
+        for variant in self.variants:
+            merged |= variant.settings
+        return merged
+
+
+def detect(
+    tensors: Tensors, families: Sequence[Family], model_type: str | None
+) -> tuple[Family, str, dict[str, str]]:
+    """The family, its prefix, and the file's names by the spelling of the family's tables.
+
+    Raises:
+        VitcliError: no family fits the names, or none that fits answers to `model_type`.
+    """
+    fits: list[tuple[Family, str, dict[str, str]]] = []
+    for family in families:
+        for prefix in family.prefixes:
+            if not any(name.startswith(prefix) for name in tensors):
+                continue
+            spelled = _spell(tensors, prefix, family)
+            if _has_all(spelled, family.signature) and not any(
+                _has(spelled, name) for name in family.absent
+            ):
+                fits.append((family, prefix, spelled))
+                break
+    if not fits:
+        some = ", ".join(sorted(tensors)[:4])
+        raise VitcliError(
+            f"the tensors fit no family that is known (they begin {some})",
+            "`vitcli families` lists what is read",
+        )
+    if model_type is None:
+        return fits[0]
+    for fit in fits:
+        if not fit[0].model_types or model_type in fit[0].model_types:
+            return fit
+    names = ", ".join(family.name for family, _, _ in fits)
+    raise VitcliError(
+        f"the config says model_type {model_type!r}, the tensors are named as in {names}",
+        "`vitcli families` lists what is read; is config.json that of these weights?",
+    )
+
+
+def _spell(names: Iterable[str], prefix: str, family: Family) -> dict[str, str]:
+    spelled: dict[str, str] = {}
+    for name in names:
+        short = name.removeprefix(prefix)
+        for pattern, replacement in family.aliases:
+            short = re.sub(pattern, replacement, short)
+        if short in spelled:
+            raise VitcliError(
+                f"{spelled[short]} and {name} are the same tensor in two spellings",
+                "keep one of the two",
+            )
+        spelled[short] = name
+    return spelled
+
+
+def _has(spelled: Mapping[str, str], template: str) -> bool:
+    return any(_pattern(template).fullmatch(name) for name in spelled)
+
+
+def _has_all(spelled: Mapping[str, str], templates: Iterable[str]) -> bool:
+    return all(_has(spelled, template) for template in templates)
+
+
+def assign(tensors: Tensors, family: Family, prefix: str, spelled: Mapping[str, str]) -> Match:
+    """Every foreign tensor to a part of ours, a drop rule, or the list of what is left."""
+    variants = [
+        v
+        for v in family.variants
+        if _has_all(spelled, v.when) and not any(_has(spelled, name) for name in v.unless)
+    ]
+    drops = [re.compile(d) for d in (*family.drops, *(d for v in variants for d in v.drops))]
+    match = Match(family, prefix, variants, spelled)
+    renames = match.renames()
+    for name in spelled:
+        took = False
+        if 0 in tensors[spelled[name]].shape:  # DINOv3 without registers still stores them
+            match.dropped.add(spelled[name])
+            continue
+        for target, rule in renames.items():
+            for position, source in enumerate(rule.sources):
+                found = _pattern(source).fullmatch(name)
+                if found:
+                    took = True
+                    _place(match, target, rule, position, found, tensors[spelled[name]])
+        if took:
+            match.used.add(spelled[name])
+        elif any(drop.fullmatch(name) for drop in drops):
+            match.dropped.add(spelled[name])
+        else:
+            match.left.add(spelled[name])
+    return match
+
+
+def _place(
+    match: Match,
+    target: str,
+    rule: From,
+    position: int,
+    found: re.Match[str],
+    tensor: LazyTensor,
+) -> None:
+    block = found.groupdict().get("i")
+    suffix = found["suffix"] or ""
+    fill = {} if block is None else {"i": block}
+    name = target.format(**fill) + suffix
+    if name not in match.parts:
+        names = [source.format(**fill) + suffix for source in rule.sources]
+        match.parts[name] = Part(rule.make, names, [None] * len(names))
+    match.parts[name].tensors[position] = tensor
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def foreign_names(target: str, match: Match) -> list[str]:
+    """The names that a tensor of ours would be read from; none if no rule makes it."""
+    block = re.search(r"\.blocks\.(\d+)\.", target)
+    fill = {"i": block[1] if block else ""}
+    for template, rule in match.renames().items():
+        for suffix in ("", ".weight", ".bias"):
+            if template.format(**fill) + suffix == target:
+                return [source.format(**fill) + suffix for source in rule.sources]
+    return []

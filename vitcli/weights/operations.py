@@ -1,0 +1,53 @@
+"""How foreign tensors become ours; each is linear algebra bookkeeping that loses nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitcli.weights.family import From
+
+
+def fused(*sources: str) -> From:
+    """Matrices or vectors one below the other: q, k and v, or gate and up."""
+    return From(sources, lambda *parts: torch.cat(parts))
+
+
+def rows(*sources: str) -> From:
+    """Tokens or tables of any number of leading axes as (rows, D), one below the other."""
+    return From(
+        sources,
+        lambda *parts: (
+            torch.cat([p.reshape(-1, p.shape[-1]) for p in parts])
+            if len(parts) > 1
+            else parts[0].reshape(-1, parts[0].shape[-1])
+        ),
+    )
+
+
+def third(index: int, source: str) -> From:
+    """One of q, k, v out of a fused projection."""
+    return From((source,), lambda t: t.chunk(3)[index])
+
+
+def last_two_thirds(source: str) -> From:
+    """k and v out of a fused projection."""
+    return From((source,), lambda t: t[t.shape[0] // 3 :])
+
+
+def transposed(source: str) -> From:
+    """A matrix stored for multiplication from the right, (in, out)."""
+    return From((source,), lambda t: t.T)
+
+
+def summed_over_frames(source: str) -> From:
+    """A Conv3d weight (D, C, T, p, p) on T equal frames, as a Conv2d weight (D, C, p, p)."""
+    return From((source,), lambda t: t.sum(dim=2))
+
+
+def as_is(source: str) -> From:
+    return From((source,), _same)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,241 @@
+"""Tensors in a file, by name: shapes at once, values when asked for. No code of the file is run."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitcli.errors import VitcliError
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "teacher")
+"""Keys under which training code stores the state dict; the first that holds tensors is read."""
+WRAPPED_NAMES = ("module.", "_orig_mod.")
+"""What data-parallel training and torch.compile put before every name."""
+RELEASE_EVERY = 64 << 20
+"""Bytes read from a mapped file before its pages are given back."""
+
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor on disk. `read` may return a view of the mapped file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+Tensors = dict[str, LazyTensor]
+
+
+def lazy(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Tensors in memory in the form that files have."""
+    return {n: LazyTensor(tuple(t.shape), t.dtype, partial(_given, t)) for n, t in tensors.items()}
+
+
+def _given(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def read_tensors(path: Path) -> Tensors:
+    """The tensors of one file, by the kind its suffix names.
+
+    Raises:
+        VitcliError: unreadable, truncated, of an unknown kind, or in need of code to be read.
+    """
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise VitcliError(
+            f"{path}: not a kind of checkpoint that is read", "one of " + ", ".join(READERS)
+        )
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
+    tensors = reader(path)
+    if not tensors:
+        raise VitcliError(f"{path}: holds no tensors", "is it a checkpoint?")
+    return tensors
+
+
+class _Mapped:
+    """A safetensors file, mapped anew now and then so that pages already copied are released."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes_read = 0
+        self.handle: Any = None
+
+    def read(self, name: str) -> Tensor:
+        if self.handle is None or self.bytes_read > RELEASE_EVERY:
+            self.handle = safe_open(self.path, framework="pt")
+            self.bytes_read = 0
+        tensor: Tensor = self.handle.get_tensor(name)
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+
+def read_safetensors(path: Path) -> Tensors:
+    mapped = _Mapped(path)
+    try:
+        opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
+        with opened as file:
+            found: Tensors = {}
+            for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
+                header = file.get_slice(name)
+                dtype = _SAFETENSORS_DTYPES.get(header.get_dtype())
+                if dtype is None:
+                    raise VitcliError(
+                        f"{path}: {name} is stored as {header.get_dtype()}",
+                        "convert it to float32, bfloat16 or float16 first",
+                    )
+                shape = tuple(header.get_shape())
+                found[name] = LazyTensor(shape, dtype, partial(mapped.read, name))
+            return found
+    except (SafetensorError, OSError) as error:
+        raise VitcliError(
+            f"{path}: truncated or not a safetensors file ({_first_line(error)})",
+            "download or copy it again",
+        ) from error
+
+
+def read_torch(path: Path) -> Tensors:
+    """A pickle of tensors, read without running what else it may hold."""
+    if _is_torchscript(path):
+        raise VitcliError(
+            f"{path} is a TorchScript archive: reading it runs the program inside",
+            "if you trust it: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'weights.pt')",
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.]+)|global ([\w.]+)", str(error))
+        name = next((group for group in wanted.groups() if group), "") if wanted else ""
+        if not name:
+            raise VitcliError(
+                f"{path}: not a checkpoint of tensors ({_first_line(error)})",
+                "download or copy it again",
+            ) from error
+        raise VitcliError(
+            f"{path} asks for {name} to be read: only tensors and plain values are",
+            "where you trust it, save its state_dict() alone with torch.save",
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        raise VitcliError(
+            f"{path}: truncated or not a PyTorch checkpoint ({_first_line(error)})",
+            "download or copy it again",
+        ) from error
+    return lazy(_state_dict(content, path))
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict, out of the wrappers that training code puts around it."""
+    while isinstance(content, dict):
+        tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)}
+        inner = next((content[k] for k in WRAPPERS if isinstance(content.get(k), dict)), None)
+        if tensors and not (inner and len(tensors) < len(inner)):
+            for prefix in WRAPPED_NAMES:
+                if all(name.startswith(prefix) for name in tensors):
+                    tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
+            return tensors
+        if inner is None:
+            break
+        content = inner
+    keys = (
+        ", ".join(map(str, content))[:80] if isinstance(content, dict) else type(content).__name__
+    )
+    raise VitcliError(
+        f"{path}: no state dict inside (found {keys or 'nothing'})",
+        "known wrappers: " + ", ".join(WRAPPERS),
+    )
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _is_torchscript(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def read_npz(path: Path) -> Tensors:
+    """Arrays in NumPy's archive, pickled objects refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".npy")]
+            found: Tensors = {}
+            for name in names:
+                with archive.open(name) as member:
+                    version = np.lib.format.read_magic(member)
+                    header = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else (np.lib.format.read_array_header_2_0)
+                    )
+                    shape, _, dtype = header(member)
+                if dtype.hasobject:
+                    raise VitcliError(
+                        f"{path}: {name} holds Python objects", "only arrays of numbers are read"
+                    )
+                key = name.removesuffix(".npy")
+                kind = torch.from_numpy(np.empty(0, dtype)).dtype
+                found[key] = LazyTensor(shape, kind, partial(_npz_member, path, key))
+            return found
+    except (zipfile.BadZipFile, OSError, ValueError, TypeError) as error:
+        raise VitcliError(
+            f"{path}: truncated or not a NumPy archive ({_first_line(error)})",
+            "download or copy it again",
+        ) from error
+
+
+def _npz_member(path: Path, key: str) -> Tensor:
+    with np.load(path, allow_pickle=False) as archive:
+        return torch.from_numpy(archive[key])
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:120]
+
+
+READERS: dict[str, Callable[[Path], Tensors]] = {
+    ".safetensors": read_safetensors,
+    ".bin": read_torch,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".npz": read_npz,
+}
