@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from vitcli.build import build_encoder
+from vitcli.config.load import load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
 from vitcli.inputs.preprocess import resized_to
+from vitcli.weights.load import load_weights
+from vitcli.weights.report import LoadReport
 
 DTYPES = {
     "float32": torch.float32,
@@ -27,12 +30,26 @@ class LoadedModel:
 
     config: ModelConfig
     encoder: VisionEncoder
-    preprocess: PreprocessConfig
+    known_preprocess: PreprocessConfig | None
+    """None where neither the weights' source nor the user tells how pixels are prepared."""
     weights: str
     """Where the weights come from: `fresh (seed 0)` or the source as given."""
     fresh: bool
     device: torch.device
     dtype: torch.dtype
+    report: LoadReport | None = None
+    """How the checkpoint was read; None for fresh weights."""
+
+    @property
+    def preprocess(self) -> PreprocessConfig:
+        """How pixels are prepared. Raises VitcliError where nothing tells it."""
+        if self.known_preprocess is None:
+            raise VitcliError(
+                f"{self.weights}: nothing there tells how images are prepared",
+                "preprocessor_config.json beside the weights, --preset NAME or "
+                "--set preprocess.KEY=VALUE",
+            )
+        return self.known_preprocess
 
     @property
     def name(self) -> str:
@@ -45,7 +62,8 @@ class LoadedModel:
     @property
     def input_size(self) -> tuple[int, int]:
         """(height, width) that a benchmark or a synthetic image should have."""
-        return self.preprocess.output_size or self.config.encoder.image_size
+        known = self.known_preprocess
+        return (known and known.output_size) or self.config.encoder.image_size
 
 
 def pick_device(name: str) -> torch.device:
@@ -85,19 +103,28 @@ def load_model(request: ModelRequest) -> LoadedModel:
         VitcliError: a bad config, source, device or dtype.
     """
     device, dtype = pick_device(request.device), pick_dtype(request.dtype)
+    size, report = request.image_size, None
+    preprocess: PreprocessConfig | None
     if request.weights is None:
         config = request.fresh_config()
         encoder = build_encoder(config.encoder, request.seed)
-        size = config.encoder.image_size if request.image_size else None
+        size = config.encoder.image_size if size else None
+        preprocess = config.preprocess
     else:
-        raise VitcliError("checkpoints cannot be loaded yet")
-    preprocess = resized_to(config.preprocess, size) if size else config.preprocess
+        named = request.preset or request.config_file
+        preset = load_config(ModelConfig, request.preset, request.config_file) if named else None
+        loaded = load_weights(
+            request.weights, preset=preset, overrides=request.all_settings, dtype=dtype
+        )
+        config, encoder, report = loaded.config, loaded.encoder, loaded.report
+        preprocess = config.preprocess if report.preprocess_by else None
     return LoadedModel(
         config=config,
         encoder=encoder.to(device, dtype).eval(),
-        preprocess=preprocess,
+        known_preprocess=resized_to(preprocess, size) if size and preprocess else preprocess,
         weights=request.weights or f"fresh (seed {request.seed})",
         fresh=request.weights is None,
         device=device,
         dtype=dtype,
+        report=report,
     )

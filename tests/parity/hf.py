@@ -18,26 +18,26 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 from tests.parity.compare import EXACT, FLOAT32_PARTS, Outputs
 
-SMALL: dict[str, Any] = dict(
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=40,
-    image_size=32,
-    patch_size=8,
-)
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "image_size": 32,
+    "patch_size": 8,
+}
 NO_RATIO = {k: v for k, v in SMALL.items() if k != "intermediate_size"}
-TEXT = dict(
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    intermediate_size=32,
-    vocab_size=24,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
+TEXT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 24,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 NATIVE = ((32, 32),)
 ANY_SIZE = ((32, 32), (40, 40), (48, 24), (37, 51))
@@ -144,17 +144,24 @@ def clip_whole(model: nn.Module, pixels: Tensor) -> Outputs:
     return out
 
 
-QWEN2 = dict(depth=2, embed_dim=16, hidden_size=24, num_heads=2, patch_size=8, mlp_ratio=2)
-QWEN25 = dict(
-    depth=3,
-    hidden_size=16,
-    out_hidden_size=24,
-    intermediate_size=40,
-    num_heads=2,
-    patch_size=8,
-    window_size=64,
-    fullatt_block_indexes=[1],
-)
+QWEN2 = {
+    "depth": 2,
+    "embed_dim": 16,
+    "hidden_size": 24,
+    "num_heads": 2,
+    "patch_size": 8,
+    "mlp_ratio": 2,
+}
+QWEN25 = {
+    "depth": 3,
+    "hidden_size": 16,
+    "out_hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 8,
+    "window_size": 64,
+    "fullatt_block_indexes": [1],
+}
 QWEN_SIZES = ((32, 32), (64, 64), (80, 112), (96, 32))
 
 CASES: dict[str, Case] = {

@@ -75,6 +75,8 @@ def load_checkpoint(
     _check(encoder, parts, match, tensors)
     _fill(encoder, parts, dtype)
     preprocess_by = f"preset {preset.name}" if preset else None
+    if chosen := [s.source for s in overrides if s.path[0] == "preprocess"]:
+        preprocess_by = ", ".join(chosen)
     return LoadedWeights(
         config, encoder.eval(), _report(checkpoint, match, settled, dtype, preprocess_by)
     )
