@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.results import Component, ModelCosts, ParamsResult
+from vitcli.results.params import Component, ModelCosts, ParamsResult
 
 PATCH_EMBEDDING = "patch embedding"
 PREFIX_TOKENS = "prefix tokens"
@@ -229,6 +229,7 @@ def model_costs(
         patch_size=c.patch_size,
         image_size=size,
         tokens=c.prefix_tokens + rows * columns,
+        registers=c.registers,
         dtype=dtype,
         total=total.parameters,
         biases=total.biases,

@@ -6,7 +6,7 @@ from vitcli.analyses.params import model_costs
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.results import PresetRow, PresetsResult
+from vitcli.results.params import PresetRow, PresetsResult
 
 
 def presets(word: str = "") -> PresetsResult:
@@ -22,7 +22,7 @@ def presets(word: str = "") -> PresetsResult:
         raise VitcliError(
             f"no preset's name contains {word!r}", "for example " + ", ".join(families)
         )
-    return PresetsResult(tuple(sorted(rows, key=lambda r: (family(r.name), r.parameters, r.name))))
+    return PresetsResult(tuple(sorted(rows, key=lambda r: (r.family, r.parameters, r.name))))
 
 
 def family(name: str) -> str:
@@ -34,6 +34,7 @@ def _row(name: str) -> PresetRow:
     costs = model_costs(load_config(ModelConfig, preset=name))
     return PresetRow(
         name=costs.name,
+        family=family(name),
         hidden=costs.hidden,
         depth=costs.depth,
         heads=costs.heads,

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -148,20 +148,36 @@ def registers_setting(count: int) -> Setting:
     return Setting(("encoder", "registers"), count, f"--registers {count}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Without:
+    """In the annotation of a group: the options of it that a command does not take."""
+
+    names: tuple[str, ...]
+
+
+def _group(hint: Any) -> tuple[Any, set[str]]:
+    """The type of a parameter, and the options left out if it is a group."""
+    if get_origin(hint) is not Annotated:
+        return hint, set()
+    kind, *notes = get_args(hint)
+    return kind, {name for note in notes if isinstance(note, Without) for name in note.names}
+
+
 def grouped(function: Function) -> Function:
     """Lets a command take option groups (dataclasses of annotated options) as parameters."""
     hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, list[str]]] = {}
     for parameter in inspect.signature(function).parameters.values():
-        kind = hints[parameter.name]
+        kind, without = _group(hints[parameter.name])
         if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=kind))
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
             continue
         assert isinstance(kind, type)
         annotations = get_type_hints(kind, include_extras=True)
         # What a group adds to its base comes first: the options that name a model.
-        fields = sorted(dataclasses.fields(kind), key=lambda f: f.name not in kind.__annotations__)
+        fields = [f for f in dataclasses.fields(kind) if f.name not in without]
+        fields.sort(key=lambda f: f.name not in kind.__annotations__)
         names = [f.name for f in fields]
         groups[parameter.name] = (kind, names)
         parameters += [

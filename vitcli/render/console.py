@@ -15,9 +15,14 @@ Advance = Callable[[int, int], None]
 """Told (done, total) as work goes on."""
 
 
+def answer_width() -> int:
+    """Columns of the terminal; a pipe has as many as anything needs."""
+    return Console().width if sys.stdout.isatty() else 10_000
+
+
 def answer(*parts: Any) -> None:
     """Print tables and lines to stdout; into a pipe nothing is wrapped or cut."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = Console(highlight=False, width=answer_width())
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
 

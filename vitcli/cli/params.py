@@ -1,0 +1,59 @@
+"""vitcli params"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from vitcli.cli.encoders import EncodersOptions
+from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
+from vitcli.errors import VitcliError
+
+
+@grouped
+def params(
+    *,
+    models: Annotated[EncodersOptions, Without(("weights", "seed", "device", "pos_resize"))],
+    json: JsonOption = False,
+    plot: PlotOption = None,
+    print_config: PrintConfigOption = False,
+) -> None:
+    """Where an encoder's parameters, operations and bytes are.
+
+    Arithmetic on the config: nothing is built. --image-size changes what is read,
+    and keeps the position table; --set encoder.image_size=384 makes a new table.
+
+    Examples:
+
+      vitcli params --preset vit-b16
+
+      vitcli params --preset clip-l14 --preset dinov2-l14 --image-size 224
+
+      vitcli params --config mine.yaml --set encoder.depth=24 --json
+    """
+    from vitcli.analyses.params import params as analysis
+    from vitcli.config.load import config_yaml, load_config
+    from vitcli.config.schema import ModelConfig
+    from vitcli.render.console import answer, answer_text, answer_width, note
+    from vitcli.render.figure import check_figure_file, save_figure
+
+    check_figure_file(plot)
+    requests = models.to_requests()
+    configs = [load_config(ModelConfig, r.preset, r.config_file, r.settings) for r in requests]
+    if print_config:
+        if len(configs) > 1:
+            raise VitcliError(f"--print-config prints one config, not {len(configs)}", "name one")
+        return answer_text(config_yaml(configs[0]))
+    result = analysis(configs, requests[0].image_size, requests[0].dtype)
+    if plot:
+        from vitcli.render.params import figure
+
+        save_figure(figure(result), plot)
+        note(f"drew {plot}")
+    if json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    else:
+        from vitcli.render.params import tables
+
+        answer(*tables(result, answer_width()))

@@ -1,0 +1,77 @@
+"""What `vitcli params` and `vitcli presets` answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Component:
+    """One part of an encoder's cost, summed over its copies (a block's part has `depth` of them).
+
+    `biases` are the parameters that are added, of the linear maps and the norms; `macs` are the
+    multiply-accumulates of matrix products for one image.
+    """
+
+    name: str
+    copies: int
+    parameters: int
+    biases: int
+    share: float
+    bytes: int
+    macs: int
+    macs_share: float
+    parameters_per_copy: int
+    biases_per_copy: int
+    macs_per_copy: int
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    name: str
+    hidden: int
+    depth: int
+    heads: int
+    mlp_hidden: int
+    patch_size: int
+    image_size: tuple[int, int]
+    """(height, width) in pixels that the multiply-accumulates are counted at."""
+    tokens: int
+    registers: int
+    dtype: str
+    total: int
+    """Parameters; the components sum to it."""
+    biases: int
+    bytes: int
+    block_parameters: int
+    """Of one block; all blocks are equal."""
+    block_biases: int
+    block_macs: int
+    components: tuple[Component, ...]
+    macs_per_image: int
+
+
+@dataclass(frozen=True)
+class ParamsResult:
+    """The answer of `vitcli params`."""
+
+    models: tuple[ModelCosts, ...]
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    name: str
+    family: str
+    hidden: int
+    depth: int
+    heads: int
+    patch_size: int
+    image_size: tuple[int, int]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class PresetsResult:
+    """The answer of `vitcli presets`."""
+
+    presets: tuple[PresetRow, ...]
