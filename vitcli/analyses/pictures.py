@@ -18,7 +18,7 @@ def grid_box(
     The grid starts at the top left of what the encoder reads; trailing pixels that fill no patch
     are outside, and a padded crop reaches over the picture's edges.
     """
-    steps = plan(preprocess, *size)
+    steps = plan(preprocess, height=size[0], width=size[1])
     (top, left), (height, width) = steps.offset, steps.resized
     down, across = size[0] / height, size[1] / width
     return (

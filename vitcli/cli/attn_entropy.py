@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def attn_entropy(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[IMAGE...]", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
     ] = None,
     *,
     models: EncodersOptions,
@@ -58,7 +58,9 @@ def attn_entropy(
     ] = None,
     fuse: Annotated[
         str | None,
-        typer.Option("--fuse", metavar="mean|max|min", help="How --overlay fuses heads [mean]."),
+        typer.Option(
+            "--fuse", metavar="mean|max|min", help="How --overlay fuses heads; mean unless said."
+        ),
     ] = None,
     rollout: Annotated[
         bool,
@@ -73,12 +75,10 @@ def attn_entropy(
 ) -> None:
     """How sharp or smooth attention is, by layer and head, and where it looks.
 
+    \b
     Examples:
-
       vitcli attn-entropy photo.jpg --weights facebook/dinov2-small --overlay maps.png
-
       vitcli attn-entropy *.jpg --preset vit-b16 --registers 0,4 --plot entropy.png
-
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
     """
     from vitcli.render.console import answer, answer_text, note, progress, status, warn

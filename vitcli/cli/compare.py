@@ -23,7 +23,7 @@ def compare(
     b: Annotated[str, typer.Argument(metavar="B", help="The other one, in the same way.")],
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[IMAGE...]", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
     ] = None,
     *,
     model: SharedModelOptions,
@@ -48,7 +48,7 @@ def compare(
         typer.Option(
             "--tolerance",
             metavar="REL",
-            help="Relative difference still called rounding [1e-6 in float32, 1e-12 in float64].",
+            help="Relative difference still called rounding; 1e-6 in float32, 1e-12 in float64.",
         ),
     ] = None,
     every: Annotated[
@@ -63,12 +63,10 @@ def compare(
 ) -> None:
     """Two encoders, or two sources of one, side by side: where do their features part?
 
+    \b
     Examples:
-
       vitcli compare facebook/dinov2-small ./my-port photo.jpg --dtype float64
-
       vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
-
       vitcli compare A B images/*.jpg --plot cka.png
     """
     from vitcli.render.console import answer, answer_text, note, progress, status, warn

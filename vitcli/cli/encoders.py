@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from vitcli.cli.options import SharedModelOptions, registers_setting
+from vitcli.cli.options import SharedModelOptions, model_option, registers_setting
 from vitcli.config.load import preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -22,15 +20,15 @@ class EncodersOptions(SharedModelOptions):
 
     preset: Annotated[
         list[str] | None,
-        typer.Option("--preset", metavar="NAME", help="A known encoder. Repeatable."),
+        model_option("--preset", metavar="NAME", help="A known encoder. Repeatable."),
     ] = None
     config: Annotated[
         list[Path] | None,
-        typer.Option("--config", metavar="FILE", help="A YAML config. Repeatable."),
+        model_option("--config", metavar="FILE", help="A YAML config. Repeatable."),
     ] = None
     weights: Annotated[
         list[str] | None,
-        typer.Option(
+        model_option(
             "--weights",
             metavar="[PRESET=]SOURCE",
             help="Checkpoint file, directory or hub owner/name; a bare state dict may need its "
@@ -39,7 +37,7 @@ class EncodersOptions(SharedModelOptions):
     ] = None
     registers: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--registers", metavar="N[,M...]", help="Each encoder with each number of registers."
         ),
     ] = None
