@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from vitcli.config.request import ModelRequest
-from vitcli.config.training import SHAPES_RECIPE, ImagesRun, ShapesRun
+from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.training_request import TrainRequest
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
@@ -15,6 +16,8 @@ from vitcli.inputs.shapes import Shapes
 from vitcli.models import LoadedModel, load_model, pick_device
 from vitcli.results.train import ClassAccuracy, HistoryRow, TrainResult, TrainSummary
 from vitcli.training.data import ShapesSource, TrainingData
+from vitcli.training.events import event_writer
+from vitcli.training.images import ImagesSource
 from vitcli.training.loop import Outcome, StepReport, Trainer
 from vitcli.training.parallel import World, local_device, world
 from vitcli.training.snapshots import RunDirectory
@@ -62,6 +65,50 @@ def train_shapes(
     return run(request, config, data, source, on_report)
 
 
+def images_config(request: TrainRequest, source: LoadedModel | None = None) -> ImagesRun:
+    """The whole config of a run on images, but for the classifier (see `images_of`).
+
+    Raises:
+        VitcliError: unknown keys, wrong types or impossible combinations; no data.
+    """
+    config = request.run_config(ImagesRun, IMAGES_RECIPE, source.config if source else None)
+    if config.data.path is None:
+        raise VitcliError("there is nothing to train on", "vitcli train DATA")
+    return settled(config, config.encoder.head_dim or 1)
+
+
+def images_of(config: ImagesRun, download: bool = False) -> ImagesSource:
+    """The images that the config names.
+
+    Raises:
+        VitcliError: they are not there or not readable.
+    """
+    assert config.data.path is not None
+    return ImagesSource(
+        Path(config.data.path),
+        config.data,
+        config.preprocess,
+        config.train.seed,
+        config.encoder.image_size,
+        download,
+    )
+
+
+def train_images(
+    request: TrainRequest,
+    config: ImagesRun,
+    data: ImagesSource,
+    source: LoadedModel | None = None,
+    on_report: OnReport = nothing,
+) -> TrainResult:
+    """Train on images.
+
+    Raises:
+        VitcliError: as `train_shapes`.
+    """
+    return run(request, settled(config, len(data.classes)), data, source, on_report)
+
+
 def shapes_of(config: ShapesRun) -> Shapes:
     data = config.data
     return Shapes(config.encoder.image_size, data.classes, data.difficulty, config.train.seed)
@@ -94,7 +141,7 @@ def run(
     """Train the config's encoder on `data`, in this process or in all that torchrun started."""
     device = local_device(pick_device(request.device))
     with world(device) as processes:
-        check_sizes(config, data, processes)
+        check_sizes(request, config, data, processes)
         directory = RunDirectory(request.out) if request.out else None
         snapshot = history = None
         if directory and request.resume and directory.config_file.exists():
@@ -119,6 +166,9 @@ def run(
         )
         if directory and processes.first and request.resume:
             history = directory.rewind_metrics(snapshot.metrics_bytes if snapshot else 0)
+        if config.train.tensorboard and directory and processes.first:
+            write = event_writer(directory.path / "tensorboard", snapshot.step if snapshot else 0)
+            trainer.on_report = both(on_report, write)
         if snapshot:
             trainer.restore(snapshot, history or [])
         outcome = trainer.run()
@@ -130,7 +180,17 @@ def run(
     )
 
 
-def check_sizes(config: ShapesRun | ImagesRun, data: TrainingData, processes: World) -> None:
+def both(first: OnReport, write: Callable[[dict[str, Any]], None]) -> OnReport:
+    def tell(report: StepReport) -> None:
+        write(report.entry)
+        first(report)
+
+    return tell
+
+
+def check_sizes(
+    request: TrainRequest, config: ShapesRun | ImagesRun, data: TrainingData, processes: World
+) -> None:
     """Refuse a batch that does not divide, or that no image would fill.
 
     Raises:
@@ -148,6 +208,8 @@ def check_sizes(config: ShapesRun | ImagesRun, data: TrainingData, processes: Wo
             f"mixup and cutmix pair neighbours, and a micro-batch has {train.batch // parts}",
             "an even number of images in each",
         )
+    if train.tensorboard and request.out is None:
+        raise VitcliError("train.tensorboard writes into the run directory", "add --out DIR")
     if data.train_size < train.batch:
         raise VitcliError(
             f"{data.train_size} training images do not fill a batch of {train.batch}",

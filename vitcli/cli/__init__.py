@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitcli._version import __version__
-from vitcli.cli import attn_entropy, compare, encode, params, presets, sweep, train_shapes
+from vitcli.cli import attn_entropy, compare, encode, params, presets, sweep, train, train_shapes
 from vitcli.cli.boundary import INTERRUPTED, Boundary, complain
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command("encode")(encode.encode)
 app.command("params")(params.params)
 app.command("attn-entropy")(attn_entropy.attn_entropy)
 app.command("compare")(compare.compare)
+app.command("train")(train.train)
 app.command("train-shapes")(train_shapes.train_shapes)
 app.command("sweep")(sweep.sweep)
 app.command("presets")(presets.presets)

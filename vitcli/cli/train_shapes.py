@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, grouped
-from vitcli.cli.training_options import TrainOptions
+from vitcli.cli.training_options import TrainOptions, one_voice
 
 
 @grouped
+@one_voice()
 def train_shapes(
     *,
     options: TrainOptions,
@@ -66,6 +67,6 @@ def train_shapes(
 
     from vitcli.render.train import live
 
-    with live(json) as on_report:
+    with live() as on_report:
         result = analysis.train_shapes(request, config, source, on_report)
     finish(result, request, json, plot)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,6 +145,20 @@ class TrainOptions(ModelOptions):
             out=self.out,
             resume=self.resume,
         )
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Among many processes the first tells what is wrong for all; others, what is theirs alone."""
+    try:
+        yield
+    except VitcliError as error:
+        if first_process():
+            raise
+        if error.exit_code == 2:  # usage and input: the same in every process
+            raise typer.Exit(error.exit_code) from error
+        name = f"process {os.environ['RANK']}: {error.message}"
+        raise VitcliError(name, error.hint, exit_code=error.exit_code) from error
 
 
 def prepared(

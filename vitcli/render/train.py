@@ -18,7 +18,7 @@ ROWS = 10
 
 
 @contextmanager
-def live(quiet: bool = False) -> Iterator[Callable[[Any], None]]:
+def live() -> Iterator[Callable[[Any], None]]:
     """A bar on a terminal; elsewhere a line now and then. Gives what to tell of each report."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:

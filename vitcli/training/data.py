@@ -49,6 +49,14 @@ def batch_indices(
         yield epoch, order[place * batch : (place + 1) * batch][part]
 
 
+def channels(preprocess: PreprocessConfig) -> tuple[Tensor, Tensor]:
+    """What to subtract from and multiply 8-bit levels with, (3, 1, 1) each."""
+    mean, std = (
+        torch.tensor(values).mul(255)[:, None, None] for values in (preprocess.mean, preprocess.std)
+    )
+    return mean, 1 / std
+
+
 class ShapesSource:
     """Shapes, normalised as the encoder's preprocessing says."""
 
@@ -59,11 +67,7 @@ class ShapesSource:
         self.classes = shapes.classes
         self.train_size = train_size
         self.val_size = val_size
-        mean, std = (
-            torch.tensor(values).mul(255)[:, None, None]
-            for values in (preprocess.mean, preprocess.std)
-        )
-        self.mean, self.scale = mean, 1 / std
+        self.mean, self.scale = channels(preprocess)
 
     def _batch(self, indices: Indices) -> Batch:
         pixels, labels = self.shapes.batch(indices)

@@ -29,7 +29,7 @@ from vitcli.training.mixing import mix_batch, soft_targets
 from vitcli.training.optimiser import make_optimiser
 from vitcli.training.parallel import World
 from vitcli.training.schedule import learning_rate, warmup_steps
-from vitcli.training.seeds import derived_seed
+from vitcli.training.seeds import derived_seed, seed_device
 from vitcli.training.snapshots import RunDirectory, Snapshot
 
 VAL_BATCH = 256
@@ -89,7 +89,8 @@ class Trainer:
 
     Args:
         encoder: on its device; parameters that must not train have `requires_grad` off.
-        audited: check at the second step that gradients reach just the trainable parameters.
+        audited: check, once the adapters' B is not zero any more, that gradients reach the
+            trainable parameters and no others.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Trainer:
             group["lr"] = rate
         self.encoder.train()
         self.optimiser.zero_grad()
-        torch.manual_seed(derived_seed(train.seed, "step", step, self.world.rank))
+        seed_device(derived_seed(train.seed, "step", step, self.world.rank), self.device)
         sums = torch.zeros(2, device=self.device)  # loss and right answers
         images, labels = (t.to(self.device, non_blocking=True) for t in batch)
         pieces = list(
@@ -230,7 +231,8 @@ class Trainer:
         loss, right = loss / self.world.size, right / train.batch
         finite = loss - loss == 0 and size - size == 0
         if finite:
-            if self.audited and step == 1:  # at step 0 the adapters' B is zero, and A's gradient
+            # At step 0 the adapters' B is zero, and with it the gradient of A.
+            if self.audited and step > 0 and not self.audit_rows:
                 self.audit_rows = tuple(audit(self.encoder, self.expected))
             if train.clip_grad is not None:
                 clip_grads_with_norm_(self.trainable, train.clip_grad, norm)
