@@ -494,8 +494,14 @@ FUZZED = [
 ]
 
 
+TIFF_COMPRESSIONS = ("tiff_lzw", "jpeg", "group4", "tiff_adobe_deflate", "packbits")
+
+
 def small_file(format: str) -> bytes:
     image = synthetic_image((32, 32))
+    if format in TIFF_COMPRESSIONS:  # libtiff decodes these
+        image = image.convert("1") if format == "group4" else image
+        return save(image, "TIFF", compression=format)
     if format == "PSD":  # Pillow cannot write it
         header = b"8BPS" + struct.pack(">H6xHIIHH", 1, 3, 32, 32, 8, 3)
         return header + bytes(12) + b"\0\0" + bytes(image.tobytes())
@@ -503,7 +509,7 @@ def small_file(format: str) -> bytes:
     return save(image.convert(mode), format)
 
 
-@pytest.mark.parametrize("format", FUZZED)
+@pytest.mark.parametrize("format", [*FUZZED, *TIFF_COMPRESSIONS])
 def test_damaged_files_only_raise_image_errors(format: str) -> None:
     generator = random.Random(format)
     original = small_file(format)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import stat
 import warnings
@@ -29,6 +30,8 @@ FAILURE_CODES: tuple[FailureCode, ...] = get_args(FailureCode)
 
 MAX_PIXELS = 178_956_970
 """Where Pillow itself begins to refuse: 2**30 / 3 bytes of RGB, halved."""
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -154,6 +157,23 @@ def _pillow_limits(max_pixels: int) -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = limit, truncated
 
 
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """libtiff writes its complaints straight to the process's stderr; Pillow's error tells all."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> DecodedImage:
     head = file.read(48)
     if not head:
@@ -174,7 +194,8 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
     with image:
         mode, kind = image.mode, image.format
         align_transparency(image)
-        image.load()
+        with _quiet_stderr() if kind == "TIFF" else contextlib.nullcontext():
+            image.load()
         orientation = _orientation(image)
         rgb, has_alpha = flatten(image, background)
     if orientation in _UPRIGHT:

@@ -75,7 +75,7 @@ def preprocess(image: Image.Image, config: PreprocessConfig) -> NDArray[np.float
     processors, timm, torchvision and open_clip on Pillow images: its pixels equal theirs. With
     `float32` (DINOv3) the division comes first and each channel is resized in float.
     An image whose resized form would have more than 2**26 pixels is resized only where the crop
-    keeps it, which agrees with the whole to one 8-bit level.
+    keeps it: the same to an 8-bit level, but for some edges where a filter overshoots.
 
     Raises ImageError: `too_large` where the result itself would be above that, `unsupported` for
     an aspect ratio that the resize rule refuses, `out_of_memory`.
