@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,8 +13,8 @@ from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
 from vitcli.inputs.preprocess import resized_to
+from vitcli.results.weights import LoadReport
 from vitcli.weights.load import load_weights
-from vitcli.weights.report import LoadReport
 
 DTYPES = {
     "float32": torch.float32,
@@ -118,13 +118,32 @@ def load_model(request: ModelRequest) -> LoadedModel:
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
+    preprocess = resized_to(preprocess, size) if size and preprocess else preprocess
+    if report:
+        report = _finished(report, config, preprocess)
     return LoadedModel(
         config=config,
         encoder=encoder.to(device, dtype).eval(),
-        known_preprocess=resized_to(preprocess, size) if size and preprocess else preprocess,
+        known_preprocess=preprocess,
         weights=request.weights or f"fresh (seed {request.seed})",
         fresh=request.weights is None,
         device=device,
         dtype=dtype,
         report=report,
     )
+
+
+def _finished(
+    report: LoadReport, config: ModelConfig, preprocess: PreprocessConfig | None
+) -> LoadReport:
+    """The report with the preprocessing, and what happens to the position table at its size."""
+    encoder = config.encoder
+    resized: tuple[str, ...] = ()
+    size = preprocess.output_size if preprocess else None
+    if size and encoder.position in ("learned", "sincos2d"):
+        before, after = encoder.grid, encoder.grid_at(size)
+        if before != after:
+            grids = f"{before[0]}x{before[1]} to {after[0]}x{after[1]}"
+            resized = (f"position table {grids} by {encoder.position_table.resize}",)
+    plain = preprocess.model_dump(mode="json") if preprocess else None
+    return replace(report, preprocess=plain, tensors_resized=resized)

@@ -61,6 +61,7 @@ def test_json_has_the_promised_shape(photo: Path) -> None:
         "depth": 4,
         "heads": 3,
         "weights": "fresh (seed 0)",
+        "checkpoint": None,
     }
     assert len(answer["images"]) == 2
     image = answer["images"][0]

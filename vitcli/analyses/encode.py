@@ -24,7 +24,13 @@ from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, 
 def model_info(model: LoadedModel) -> ModelInfo:
     encoder = model.config.encoder
     return ModelInfo(
-        model.name, model.parameters, encoder.hidden, encoder.depth, encoder.heads, model.weights
+        model.name,
+        model.parameters,
+        encoder.hidden,
+        encoder.depth,
+        encoder.heads,
+        model.weights,
+        model.report,
     )
 
 

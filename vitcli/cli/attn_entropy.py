@@ -110,7 +110,10 @@ def attn_entropy(
 
     def load() -> Iterator[LoadedModel]:
         for request in requests:
-            yield load_model(request)
+            loaded = load_model(request)
+            if loaded.report:
+                note(loaded.report.line())
+            yield loaded
 
     with progress("attending") as advance:
         result = analysis.attn_entropy(

@@ -69,6 +69,8 @@ def encode(
         from vitcli.models import load_model
 
         loaded = load_model(request)
+    if loaded.report:
+        note(loaded.report.line())
     if print_config:
         from vitcli.config.load import config_yaml
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vitcli.results.weights import LoadReport
+
 SCHEMA_VERSION = 1
 
 
@@ -21,6 +23,8 @@ class ModelInfo:
     depth: int
     heads: int
     weights: str
+    checkpoint: LoadReport | None = None
+    """How the weights were read; None where they are fresh."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from vitcli.config.schema import EncoderConfig, PreprocessConfig
+
 Value = Any
 """A config value: a number, a string, a bool, None or a tuple."""
 
@@ -109,6 +111,7 @@ class Family:
         config_file: the JSON file beside the weights that the settings are in.
         any_prefix_rows: the table's prefix rows follow from its length (timm) in place of being
             those of CLS and distillation.
+        preprocess: the preprocessing, where the library has one for the whole family.
     """
 
     name: str
@@ -131,3 +134,4 @@ class Family:
     section: str = "vision_config"
     config_file: str = "config.json"
     any_prefix_rows: bool = False
+    preprocess: Callable[[EncoderConfig], PreprocessConfig] | None = None

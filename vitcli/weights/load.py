@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import Document
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
+from vitcli.results.weights import LoadReport, Settled
 from vitcli.weights.families import FAMILIES
 from vitcli.weights.family import Family
 from vitcli.weights.match import Match, Part, assign, detect, foreign_names
+from vitcli.weights.preprocessing import preprocess_of
 from vitcli.weights.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
-from vitcli.weights.report import LoadedWeights, LoadReport, dtype_name
-from vitcli.weights.settle import Settled, settle
+from vitcli.weights.report import LoadedWeights
+from vitcli.weights.settle import settle
 from vitcli.weights.tensors import Tensors
 
 OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
@@ -74,12 +77,42 @@ def load_checkpoint(
         parts = _without_removed_modules(encoder, parts, match)
     _check(encoder, parts, match, tensors)
     _fill(encoder, parts, dtype)
-    preprocess_by = f"preset {preset.name}" if preset else None
-    if chosen := [s.source for s in overrides if s.path[0] == "preprocess"]:
-        preprocess_by = ", ".join(chosen)
+    config, preprocess_by = _with_preprocess(config, checkpoint, family, preset, overrides)
     return LoadedWeights(
         config, encoder.eval(), _report(checkpoint, match, settled, dtype, preprocess_by)
     )
+
+
+def _with_preprocess(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    family: Family,
+    preset: ModelConfig | None,
+    overrides: Sequence[Setting],
+) -> tuple[ModelConfig, str | None]:
+    """The config with the preprocessing of the source, else of the preset, then the user's."""
+    chosen = [s for s in overrides if s.path[0] == "preprocess"]
+    by = f"preset {preset.name}" if preset else None
+    layers = Layers()
+    layers.add(Document(by or "config", config.model_dump(mode="python")))
+    try:
+        told = preprocess_of(checkpoint.configs, family, config.encoder)
+    except VitcliError:
+        if not chosen and not preset:
+            raise
+        told = None  # the user says it in place of a file that cannot be followed
+    if told:
+        by = told[1]
+        layers.set(Setting(("preprocess",), told[0].model_dump(mode="python"), by))
+    for setting in chosen:
+        layers.set(setting)
+    name = Path(checkpoint.source).name or checkpoint.source
+    layers.set(Setting(("name",), name, "the source"))
+    for setting in overrides:
+        if setting.path == ("name",):
+            layers.set(setting)
+    by = ", ".join([*([by] if by else []), *(s.source for s in chosen)]) or None
+    return validate(ModelConfig, layers), by
 
 
 def _model_type(checkpoint: Checkpoint) -> str | None:
@@ -190,7 +223,7 @@ def _report(
     dtype: torch.dtype,
     preprocess_by: str | None,
 ) -> LoadReport:
-    stored = {dtype_name(checkpoint.tensors[name].dtype) for name in match.used}
+    stored = {_dtype_name(checkpoint.tensors[name].dtype) for name in match.used}
     return LoadReport(
         source=checkpoint.source,
         family=match.family.name,
@@ -199,7 +232,7 @@ def _report(
         tensors_used=len(match.used),
         tensors_dropped=tuple(sorted(match.dropped)),
         stored_dtypes=tuple(sorted(stored)),
-        dtype=dtype_name(dtype),
+        dtype=_dtype_name(dtype),
         settled=settled,
         preprocess_by=preprocess_by,
     )
@@ -239,3 +272,7 @@ def _own(
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -10,11 +10,12 @@ from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.weights.hub import download, is_hub_id
+from vitcli.weights.preprocessing import PROCESSORS
 from vitcli.weights.tensors import READERS, Tensors, read_tensors
 
 SNAPSHOT_CONFIG = "config.yaml"
 """vitcli's own config, which stands beside the weights of its snapshots."""
-FOREIGN_CONFIGS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+FOREIGN_CONFIGS = ("config.json", "open_clip_config.json", *PROCESSORS)
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (
     "model.safetensors",

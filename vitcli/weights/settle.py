@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter
 from vitcli.config.load import Layers, Setting, validate
 from vitcli.config.schema import ModelConfig, Size
 from vitcli.errors import VitcliError
+from vitcli.results.weights import Settled
 from vitcli.weights.foreign import read_settings
 from vitcli.weights.match import Match
 from vitcli.weights.shapes import Shapes, has_layer_scale, table_grids, told_by_shapes
@@ -41,15 +41,6 @@ FREE = ("pooling", "pool_norm", "head", "head_dim", "final_norm", "position")
 """What the user may choose against the tensors; those no longer needed are then left out."""
 
 _SIZE: TypeAdapter[tuple[int, int]] = TypeAdapter(Size)
-
-
-@dataclass(frozen=True)
-class Settled:
-    """One setting and who decided it."""
-
-    key: str
-    value: Any
-    by: str
 
 
 class _Claims:
@@ -108,10 +99,11 @@ def settle(
     decided = match.settings()
     preset_values = _flat(preset.encoder.model_dump()) if preset else {}
     by_preset = f"preset {preset.name}" if preset else ""
-    user = {
-        ".".join(s.path[1:]): s.value for s in overrides if s.path[0] == "encoder" and s.path[1:]
-    }
-    by_user = {".".join(s.path[1:]): s.source for s in overrides}
+    asked = Layers()
+    for setting in overrides:
+        asked.set(setting)
+    user = _flat(asked.data.get("encoder") or {})
+    by_user = {key: asked.source(("encoder", *key.split("."))) for key in user}
 
     claims = _Claims()
     told = told_by_shapes(shapes)
@@ -201,9 +193,8 @@ def _validated(
 ) -> ModelConfig:
     layers = Layers()
     if preset:
-        for section in ("name", "preprocess"):
-            value = preset.model_dump(mode="python")[section]
-            layers.set(Setting((section,), value, f"preset {preset.name}"))
+        preprocess = preset.preprocess.model_dump(mode="python")
+        layers.set(Setting(("preprocess",), preprocess, f"preset {preset.name}"))
     for settled in claims.settled.values():
         if settled.key.startswith("_"):
             continue
