@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from vitcli._version import __version__
-from vitcli.cli import attn_entropy, compare, encode, params, presets, sweep, train, train_shapes
+from vitcli.cli import (
+    attn_entropy,
+    compare,
+    encode,
+    params,
+    presets,
+    sweep,
+    train,
+    train_shapes,
+    weights,
+)
 from vitcli.cli.boundary import INTERRUPTED, Boundary, complain
 
 app = typer.Typer(
@@ -48,6 +58,8 @@ app.command("train")(train.train)
 app.command("train-shapes")(train_shapes.train_shapes)
 app.command("sweep")(sweep.sweep)
 app.command("presets")(presets.presets)
+app.command("families")(weights.families)
+app.command("convert")(weights.convert)
 
 
 def main() -> None:

@@ -48,3 +48,32 @@ class LoadReport:
             f"{dropped}{resized}, {'/'.join(self.stored_dtypes)} read as {self.dtype}, "
             f"preprocessing from {self.preprocess_by or 'nowhere'}"
         )
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """The answer of `vitcli convert`."""
+
+    folder: str
+    parameters: int
+    bytes: int
+    sha256: str
+    """Of model.safetensors."""
+    checkpoint: LoadReport
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """A library's way to write one kind of encoder, and what it was compared with."""
+
+    name: str
+    library: str
+    model_types: tuple[str, ...]
+    verified: str
+
+
+@dataclass(frozen=True)
+class FamiliesResult:
+    """The answer of `vitcli families`."""
+
+    families: tuple[FamilyRow, ...]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from vitcli.build import build_meta
-from vitcli.config.load import Layers, Setting, load_config, validate
+from vitcli.config.load import Layers, Setting, preset_layers, validate
 from vitcli.config.schema import ModelConfig
-from vitcli.config.yaml import Document
+from vitcli.config.yaml import Document, read_yaml
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
 from vitcli.results.weights import LoadReport, Settled
+from vitcli.weights.check import check
 from vitcli.weights.families import FAMILIES
 from vitcli.weights.family import Family
-from vitcli.weights.match import Match, Part, assign, detect, foreign_names
+from vitcli.weights.match import Match, Part, assign, detect
 from vitcli.weights.preprocessing import preprocess_of
 from vitcli.weights.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.weights.report import LoadedWeights
 from vitcli.weights.settle import settle
-from vitcli.weights.tensors import Tensors
 
 OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
 """vitcli's own snapshots, whose names and config are ours already."""
@@ -49,38 +49,83 @@ def load_weights(
         VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
             setting unknown, contradictory or not supported.
     """
-    checkpoint = read_source(source)
-    return load_checkpoint(checkpoint, preset=preset, overrides=overrides, dtype=dtype)
+    plan = plan_weights(source, preset=preset, overrides=overrides)
+    encoder = build_meta(plan.config.encoder)
+    with torch.no_grad():
+        # Parameters are what was read: no weight is initialised first, or held twice.
+        state = {name: plan.parts[name].read(dtype).contiguous() for name in encoder.state_dict()}
+        encoder.load_state_dict(state, assign=True)
+    return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
 
 
-def load_checkpoint(
-    checkpoint: Checkpoint,
+@dataclass(frozen=True)
+class Plan:
+    """A checkpoint understood and found whole, before a value is read."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    match: Match
+    parts: Mapping[str, Part]
+    settled: tuple[Settled, ...]
+    preprocess_by: str | None
+
+    def report(self, dtype: torch.dtype) -> LoadReport:
+        stored = {_dtype_name(self.checkpoint.tensors[name].dtype) for name in self.match.used}
+        return LoadReport(
+            source=self.checkpoint.source,
+            family=self.match.family.name,
+            library=self.match.family.library,
+            files=tuple(str(file) for file in self.checkpoint.files),
+            tensors_used=len(self.match.used),
+            tensors_dropped=tuple(sorted(self.match.dropped)),
+            stored_dtypes=tuple(sorted(stored)),
+            dtype=_dtype_name(dtype),
+            settled=self.settled,
+            preprocess_by=self.preprocess_by,
+        )
+
+
+def plan_weights(
+    source: str,
     *,
     preset: ModelConfig | None = None,
     overrides: Sequence[Setting] = (),
-    dtype: torch.dtype = torch.float32,
-) -> LoadedWeights:
-    """`load_weights` for a source that has been read."""
+) -> Plan:
+    """The config of `source` and where each tensor goes; no tensor's values are read.
+
+    Raises:
+        VitcliError: as `load_weights`.
+    """
+    checkpoint = read_source(source)
     tensors = checkpoint.tensors
     if "front_end.projection.weight" in tensors:
-        return _own(checkpoint, preset, overrides, dtype)
+        return _own(checkpoint, preset, overrides)
     family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint))
     match = assign(tensors, family, prefix, spelled)
     parts = match.parts
-    shapes = {name: shape for name, part in parts.items() if (shape := _shape(part)) is not None}
+    shapes = {n: shape for n, part in parts.items() if (shape := part.try_shape()) is not None}
     foreign = checkpoint.configs.get(family.config_file)
     config, settled = settle(match, shapes, foreign, preset, overrides)
     if config.encoder.attention.qk_norm == "head":
         parts = {_per_head(name): part for name, part in parts.items()}
-    encoder = build_meta(config.encoder)
-    if any(setting.path[0] == "encoder" for setting in overrides):
-        parts = _without_removed_modules(encoder, parts, match)
-    _check(encoder, parts, match, tensors)
-    _fill(encoder, parts, dtype)
+    parts = _whole(config, parts, match, checkpoint, overrides)
     config, preprocess_by = _with_preprocess(config, checkpoint, family, preset, overrides)
-    return LoadedWeights(
-        config, encoder.eval(), _report(checkpoint, match, settled, dtype, preprocess_by)
-    )
+    return Plan(config, checkpoint, match, parts, settled, preprocess_by)
+
+
+def _whole(
+    config: ModelConfig,
+    parts: dict[str, Part],
+    match: Match,
+    checkpoint: Checkpoint,
+    overrides: Sequence[Setting],
+) -> dict[str, Part]:
+    """The parts that the encoder takes, once it is sure that they fit."""
+    encoder = build_meta(config.encoder)
+    if overrides:
+        parts = _without_removed_modules(encoder, parts, match)
+    check(encoder, parts, match, checkpoint.tensors)
+    return parts
 
 
 def _with_preprocess(
@@ -120,14 +165,6 @@ def _model_type(checkpoint: Checkpoint) -> str | None:
     return str(kind) if kind else None
 
 
-def _shape(part: Part) -> tuple[int, ...] | None:
-    """The shape of what a part makes; None where it cannot be made of what is there."""
-    try:
-        return part.shape()
-    except (RuntimeError, IndexError, TypeError, ValueError):
-        return None
-
-
 def _per_head(name: str) -> str:
     """The name of a q or k norm where each head has its own."""
     for norm in (".attention.q_norm.", ".attention.k_norm."):
@@ -152,122 +189,37 @@ def _without_removed_modules(
     return kept
 
 
-def _check(
-    encoder: VisionEncoder, parts: Mapping[str, Part], match: Match, tensors: Tensors
-) -> None:
-    """Every tensor of ours is there with its shape, and none of theirs is left."""
-    expected = {name: tuple(t.shape) for name, t in encoder.state_dict().items()}
-    missing: list[str] = []
-    misshapen: list[str] = []
-    left = sorted(match.left)
-    for name, shape in expected.items():
-        part = parts.get(name)
-        if part is None or not part.complete:
-            wanted = foreign_names(name, match) if part is None else part.names
-            lost = [match.prefix + n for n in wanted if n not in match.spelled]
-            near = difflib.get_close_matches(lost[0], left, 1, 0.8) if lost else []
-            missing.append(
-                f"{name} (from {', '.join(lost) or 'nothing in this family'}"
-                + (f"; nearest there: {near[0]}" if near else "")
-                + ")"
-            )
-        elif _shape(part) != shape:
-            theirs = ", ".join(
-                f"{match.spelled[n]} {_by(tensors[match.spelled[n]].shape)}" for n in part.names
-            )
-            misshapen.append(f"{name} is {_by(shape)}, from {theirs}")
-    extra = [
-        f"{match.spelled[n]} (read as {name})"
-        for name, part in parts.items()
-        if name not in expected
-        for n in part.names
-        if n in match.spelled
-    ]
-    unexpected = [*left, *extra]
-    problems = [
-        f"{len(items)} {kind}: {_some(items)}"
-        for kind, items in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("misshapen", misshapen),
-        )
-        if items
-    ]
-    if problems:
-        raise VitcliError(
-            f"the tensors do not make a {match.family.name} encoder: " + " | ".join(problems),
-            "nothing was loaded; is the file whole, and its config its own?",
-        )
+def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence[Setting]) -> Plan:
+    """A snapshot of vitcli's own: the names and the config are ours already.
 
-
-def _some(items: Sequence[str], limit: int = 4) -> str:
-    more = f"; and {len(items) - limit} more" if len(items) > limit else ""
-    return "; ".join(items[:limit]) + more
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "a scalar"
-
-
-@torch.no_grad()
-def _fill(encoder: VisionEncoder, parts: Mapping[str, Part], dtype: torch.dtype) -> None:
-    """Parameters are what was read, so no weight is initialised or held twice."""
-    state = {name: parts[name].read(dtype).contiguous() for name in encoder.state_dict()}
-    encoder.load_state_dict(state, assign=True)
-
-
-def _report(
-    checkpoint: Checkpoint,
-    match: Match,
-    settled: tuple[Settled, ...],
-    dtype: torch.dtype,
-    preprocess_by: str | None,
-) -> LoadReport:
-    stored = {_dtype_name(checkpoint.tensors[name].dtype) for name in match.used}
-    return LoadReport(
-        source=checkpoint.source,
-        family=match.family.name,
-        library=match.family.library,
-        files=tuple(str(file) for file in checkpoint.files),
-        tensors_used=len(match.used),
-        tensors_dropped=tuple(sorted(match.dropped)),
-        stored_dtypes=tuple(sorted(stored)),
-        dtype=_dtype_name(dtype),
-        settled=settled,
-        preprocess_by=preprocess_by,
-    )
-
-
-def _own(
-    checkpoint: Checkpoint,
-    preset: ModelConfig | None,
-    overrides: Sequence[Setting],
-    dtype: torch.dtype,
-) -> LoadedWeights:
-    """A snapshot of vitcli's own: the names and the config are ours already."""
+    The config of a training run says more than the model; that is not needed here.
+    """
+    layers = Layers()
     if checkpoint.snapshot_config is not None:
-        config = load_config(ModelConfig, file=checkpoint.snapshot_config, settings=overrides)
+        document = read_yaml(checkpoint.snapshot_config)
         by = checkpoint.snapshot_config.name
+        base = document.data.get("preset")
+        for layer in preset_layers(base) if isinstance(base, str) else []:
+            layers.add(layer)
+        keys = set(ModelConfig.model_fields) & set(document.data)
+        layers.add(replace(document, data={key: document.data[key] for key in keys}))
     elif preset is not None:
-        layers = Layers()
-        layers.add(Document(f"preset {preset.name}", preset.model_dump(mode="python")))
-        for setting in overrides:
-            layers.set(setting)
-        config, by = validate(ModelConfig, layers), f"preset {preset.name}"
+        by = f"preset {preset.name}"
+        layers.add(Document(by, preset.model_dump(mode="python")))
     else:
         raise VitcliError(
             f"{checkpoint.source}: vitcli weights without the {SNAPSHOT_CONFIG} beside them",
             "--preset NAME says what they are",
         )
+    for setting in overrides:
+        layers.set(setting)
+    config = validate(ModelConfig, layers)
     tensors = checkpoint.tensors
     parts = {name: Part(_same, [name], [tensor]) for name, tensor in tensors.items()}
     match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))
-    encoder = build_meta(config.encoder)
-    if overrides:
-        parts = _without_removed_modules(encoder, parts, match)
-    _check(encoder, parts, match, tensors)
-    _fill(encoder, parts, dtype)
-    return LoadedWeights(config, encoder.eval(), _report(checkpoint, match, (), dtype, by))
+    return Plan(
+        config, checkpoint, match, _whole(config, parts, match, checkpoint, overrides), (), by
+    )
 
 
 def _same(tensor: Tensor) -> Tensor:

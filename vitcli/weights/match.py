@@ -40,10 +40,13 @@ class Part:
         """Made in `dtype`, so that a sum rounds as it does in the library."""
         return self.make(*(t.read().to(dtype) for t in self.tensors if t is not None))
 
-    def shape(self) -> tuple[int, ...]:
-        """The shape `read` would give; raises what torch raises where it cannot."""
+    def try_shape(self) -> tuple[int, ...] | None:
+        """The shape that `read` would give; None where it cannot be made of what is there."""
         metas = [torch.empty(t.shape, device="meta") for t in self.tensors if t is not None]
-        return tuple(self.make(*metas).shape)
+        try:
+            return tuple(self.make(*metas).shape)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            return None
 
 
 @dataclass

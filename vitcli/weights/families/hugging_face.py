@@ -7,7 +7,7 @@ from typing import Any
 from vitcli.weights.family import To, only
 
 LIBRARY = "transformers"
-TINY = "random tiny models, saved by transformers and as its state_dict, every output compared"
+TINY = "tiny random models, from files and from state_dict"
 
 ACTIVATIONS = {
     "gelu": "gelu",
