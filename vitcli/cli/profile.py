@@ -1,0 +1,133 @@
+"""vitcli profile"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
+from vitcli.engines import ENGINES
+from vitcli.errors import VitcliError
+
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine", metavar="|".join(ENGINES), help="How to run it. Repeat to compare engines."
+    ),
+]
+
+
+@grouped
+def profile(
+    *,
+    model: ModelOptions,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", min=1, metavar="N", help="Repeatable.  [default: 1, 8, 64]"),
+    ] = None,
+    engine: EngineOption = None,
+    attention: Annotated[
+        str | None,
+        typer.Option("--attention", metavar="fused|explicit", help="How every block attends."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            "--runs", min=1, metavar="N", help="Timed steps a batch.  [default: 5 to 30, about 15 s]"
+        ),
+    ] = None,
+    backward: Annotated[
+        bool,
+        typer.Option("--backward", help="Time a training step: forward and backward pass."),
+    ] = False,
+    ops: Annotated[
+        int, typer.Option("--ops", min=0, metavar="N", help="Operators to list per batch.")
+    ] = 12,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE.json.gz", help="A Chrome trace of one step, for Perfetto."
+        ),
+    ] = None,
+    json: JsonOption = False,
+    plot: PlotOption = None,
+    print_config: PrintConfigOption = False,
+) -> None:
+    """Where an encoder's time goes, against what this machine can do.
+
+    \b
+    Examples:
+      vitcli profile --batch 1 --batch 8
+      vitcli profile --preset dinov2-s14 --image-size 518 --attention explicit
+      vitcli profile --engine eager --engine compile --engine onnx --batch 8
+    """
+    from vitcli.render.console import answer, answer_text, note, progress, status
+    from vitcli.render.figure import check_figure_file, save_figure
+
+    check_figure_file(plot)
+    _check_trace_file(trace)
+    request = model.to_request()
+    if request.weights is None:
+        config = request.fresh_config()  # a bad config is told before torch is loaded
+        if print_config:
+            from vitcli.config.load import config_yaml
+
+            return answer_text(config_yaml(config))
+
+    with status("loading torch and the encoder"):
+        import torch
+
+        from vitcli.analyses import profile as analysis
+        from vitcli.models import load_model
+
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = load_model(request)
+    if print_config:
+        from vitcli.config.load import config_yaml
+
+        return answer_text(config_yaml(loaded.config))
+
+    settings = analysis.ProfileSettings(
+        batches=tuple(batch or (1, 8, 64)),
+        engines=tuple(engine or ("eager",)),
+        attention=attention,
+        runs=runs,
+        backward=backward,
+        ops=ops,
+        trace=trace,
+    )
+    with progress("profiling (images)") as advance:
+        result = analysis.profile(loaded, settings, advance)
+    answered = any(run.error is None for run in result.runs)
+    if trace and answered:
+        note(f"wrote one step to {trace}: open it at https://ui.perfetto.dev")
+    if plot and answered:
+        from vitcli.render.profile import figure
+
+        save_figure(figure(result), plot)
+        note(f"drew {plot}")
+    if json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    else:
+        from vitcli.render.profile import tables
+
+        answer(*tables(result))
+    if not answered:
+        raise typer.Exit(1)
+
+
+def _check_trace_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if not path.name.endswith(".json.gz"):
+        raise VitcliError(f"--trace {path}: a trace is a .json.gz file", "--trace trace.json.gz")
+    if not path.parent.is_dir():
+        raise VitcliError(f"--trace {path}: there is no folder {path.parent}", "make it first")

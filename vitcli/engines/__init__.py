@@ -1,0 +1,3 @@
+"""Ways to run an encoder: eager, compiled, ONNX Runtime."""
+
+ENGINES = ("eager", "compile", "onnx")

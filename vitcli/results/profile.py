@@ -1,0 +1,127 @@
+"""What `vitcli profile` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitcli.results import ModelInfo
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the figures come from, and what computed them."""
+
+    system: str
+    processor: str
+    device: str
+    """cpu, or the accelerator's name."""
+    cores: int
+    threads: int
+    dtype: str
+    cpu_capability: str
+    """The vector instructions that torch uses on the CPU."""
+    python: str
+    torch: str
+    engines: dict[str, str]
+    """Version of each engine that ran."""
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Wall time of one step, or ratios of wall times."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class ComponentTime:
+    """One component in the profiled steps: its own time, without what is nested in it."""
+
+    name: str
+    self_s: float
+    """Seconds of one step."""
+    share: float
+    """Of the time of all components; these sum to 1."""
+    flop_share: float
+    """Of the operations of all components; these sum to 1."""
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One operator in torch's profiler, all its calls in one step."""
+
+    name: str
+    calls: float
+    self_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class ProfileRun:
+    """One engine at one batch. Where `error` says why there is no answer, the figures are None."""
+
+    batch: int
+    engine: str
+    attention: str
+    error: str | None = None
+    warmup_s: float | None = None
+    """The first step, not among the timed ones."""
+    timed_runs: int = 0
+    wall_s: WallTime | None = None
+    images_per_s: float | None = None
+    peak_bytes: int | None = None
+    """CUDA: device memory in use at its peak. CPU: growth of the resident set over one step, None
+    where it is below what the system resolves. MPS: growth of the driver's memory."""
+    gflops: float | None = None
+    """1e9 floating-point operations a second, two for each multiply-accumulate; a backward pass
+    counts twice a forward pass."""
+    gemm_gflops: float | None = None
+    """The matrix-multiply rate measured beside it, on the shapes of the encoder's own."""
+    gemm_fraction: float | None = None
+    """gflops / gemm_gflops."""
+    components: tuple[ComponentTime, ...] = ()
+    """Of the eager engine only: the others fuse across components."""
+    ops: tuple[OperatorTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine needed before its first step."""
+
+    engine: str
+    prepare_s: float
+    """Compiling or exporting; not part of any step."""
+    note: str
+    max_error: float | None
+    """Largest difference of its tokens to the eager engine's, None for eager itself."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An engine against the first one, its steps timed in turn with it."""
+
+    batch: int
+    engine: str
+    baseline: str
+    speed_ratio: WallTime
+    """Time of the baseline over time of the engine, pair by pair: above 1 is faster."""
+
+
+@dataclass(frozen=True)
+class ProfileResult:
+    """The answer of `vitcli profile`."""
+
+    model: ModelInfo
+    image_size: tuple[int, int]
+    tokens: int
+    step: str
+    macs_per_image: int
+    """Multiply-accumulates of a forward pass."""
+    runs: tuple[ProfileRun, ...]
+    engines: tuple[EngineInfo, ...]
+    comparisons: tuple[Comparison, ...]
+    machine: Machine
+    verdict: str
+    """In words: what dominates, and what changes with batch and resolution."""
