@@ -7,17 +7,15 @@ from torch import Tensor
 from vitcli.analyses.encode import model_info
 from vitcli.analyses.images import Advance
 from vitcli.analyses.profiling.machine import describe_machine
-from vitcli.analyses.profiling.session import ProfileSettings, Session, random_images
+from vitcli.analyses.profiling.session import Session, random_images
+from vitcli.analyses.profiling.settings import ProfileSettings
 from vitcli.analyses.profiling.verdict import verdict
 from vitcli.core.attention import ATTENDS, ExplicitAttention
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.taps import attentions
 from vitcli.engines.engine import Engine, largest_error, prepare_engine
-from vitcli.errors import VitcliError
 from vitcli.models import LoadedModel
 from vitcli.results.profile import EngineInfo, ProfileResult
-
-__all__ = ["ProfileSettings", "attend", "profile"]
 
 
 def profile(
@@ -33,7 +31,7 @@ def profile(
     Raises:
         VitcliError: settings that cannot be, or an engine that cannot run this encoder.
     """
-    _check(settings)
+    settings.check()
     attend(model.encoder, settings.attention)
     one = random_images(model, 1)
     engines = [prepare_engine(name, model.encoder, one) for name in settings.engines]
@@ -56,28 +54,10 @@ def profile(
     )
 
 
-def _check(settings: ProfileSettings) -> None:
-    for option, values in (("--batch", settings.batches), ("--engine", settings.engines)):
-        twice = [value for value in set(values) if list(values).count(value) > 1]
-        if twice:
-            raise VitcliError(f"{option} {twice[0]}: given twice", "name each once")
-    if settings.backward and settings.engines != ("eager",):
-        raise VitcliError(
-            "--backward needs gradients, which compiled and exported graphs drop",
-            "--engine eager",
-        )
-
-
 def attend(encoder: VisionEncoder, kind: str | None) -> None:
-    """Let every block attend in one way of ATTENDS, its dropout kept; None changes nothing.
-
-    Raises:
-        VitcliError: an unknown way.
-    """
+    """Let every block attend in one way of ATTENDS, its dropout kept; None changes nothing."""
     if kind is None:
         return
-    if kind not in ATTENDS:
-        raise VitcliError(f"--attention {kind}: unknown", "one of " + ", ".join(ATTENDS))
     for attention in attentions(encoder):
         old = attention.attend
         rate = old.dropout.p if isinstance(old, ExplicitAttention) else old.dropout

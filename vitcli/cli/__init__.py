@@ -14,6 +14,7 @@ from vitcli.cli import (
     encode,
     params,
     presets,
+    profile,
     sweep,
     train,
     train_shapes,
@@ -52,6 +53,7 @@ def _root(
 
 app.command("encode")(encode.encode)
 app.command("params")(params.params)
+app.command("profile")(profile.profile)
 app.command("attn-entropy")(attn_entropy.attn_entropy)
 app.command("compare")(compare.compare)
 app.command("train")(train.train)

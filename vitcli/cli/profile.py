@@ -38,7 +38,10 @@ def profile(
     runs: Annotated[
         int | None,
         typer.Option(
-            "--runs", min=1, metavar="N", help="Timed steps a batch.  [default: 5 to 30, about 15 s]"
+            "--runs",
+            min=1,
+            metavar="N",
+            help="Timed steps a batch.  [default: 5 to 30, about 15 s]",
         ),
     ] = None,
     backward: Annotated[
@@ -66,11 +69,22 @@ def profile(
       vitcli profile --preset dinov2-s14 --image-size 518 --attention explicit
       vitcli profile --engine eager --engine compile --engine onnx --batch 8
     """
+    from vitcli.analyses.profiling.settings import ProfileSettings
     from vitcli.render.console import answer, answer_text, note, progress, status
     from vitcli.render.figure import check_figure_file, save_figure
 
     check_figure_file(plot)
     _check_trace_file(trace)
+    settings = ProfileSettings(
+        batches=tuple(batch or (1, 8, 64)),
+        engines=tuple(engine or ("eager",)),
+        attention=attention,
+        runs=runs,
+        backward=backward,
+        ops=ops,
+        trace=trace,
+    )
+    settings.check()
     request = model.to_request()
     if request.weights is None:
         config = request.fresh_config()  # a bad config is told before torch is loaded
@@ -93,15 +107,6 @@ def profile(
 
         return answer_text(config_yaml(loaded.config))
 
-    settings = analysis.ProfileSettings(
-        batches=tuple(batch or (1, 8, 64)),
-        engines=tuple(engine or ("eager",)),
-        attention=attention,
-        runs=runs,
-        backward=backward,
-        ops=ops,
-        trace=trace,
-    )
     with progress("profiling (images)") as advance:
         result = analysis.profile(loaded, settings, advance)
     answered = any(run.error is None for run in result.runs)

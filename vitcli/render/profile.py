@@ -44,6 +44,9 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
         f"{escape(machine.processor)}, {machine.system}, torch {machine.torch}"
     )
     yield _runs(result)
+    for run in result.runs:
+        if run.error:
+            yield f"[yellow]batch {run.batch}, {run.engine}: {escape(run.error)}[/]"
     for engine in result.engines:
         facts = [engine.note] if engine.note else []
         if engine.prepare_s:
@@ -74,7 +77,7 @@ def _runs(result: ProfileResult) -> Table:
     for run in result.runs:
         cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
         if run.wall_s is None:
-            grid.add_row(*cells, f"[yellow]{escape(run.error or '')}[/]")
+            grid.add_row(*cells, "[yellow]no answer[/]")
             continue
         assert run.images_per_s and run.gflops and run.gemm_fraction and run.warmup_s
         wall = run.wall_s
@@ -149,19 +152,21 @@ def _operators(run: ProfileRun) -> Table:
 
 def figure(result: ProfileResult) -> Any:
     """Shares of the components per batch, and throughput against batch, one line an engine."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(10, 4), layout="constrained")
     shares, speed = drawing.subplots(1, 2)
     runs = [run for run in result.runs if run.components]
     bottoms = [0.0] * len(runs)
-    for name in dict.fromkeys(part.name for run in runs for part in run.components):
+    names = dict.fromkeys(part.name for run in runs for part in run.components)
+    for name, colour in zip(names, colormaps["tab20"].colors, strict=False):  # type: ignore[attr-defined]
         heights = [
             next((part.share for part in run.components if part.name == name), 0.0) for run in runs
         ]
-        if max(heights) < 0.005:  # too thin to be seen; the rest of the bar is left open
-            continue
-        shares.bar([str(run.batch) for run in runs], heights, bottom=bottoms, label=name)
+        shares.bar(
+            [str(run.batch) for run in runs], heights, bottom=bottoms, label=name, color=colour
+        )
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
     shares.set(title="share of the time (eager)", xlabel="batch", ylim=(0, 1))
     if runs:
@@ -178,6 +183,8 @@ def figure(result: ProfileResult) -> Any:
             speed.plot(*zip(*sorted(points), strict=True), marker="o", label=engine)
     speed.set(title="throughput", xlabel="batch", ylabel="images/s", ylim=(0, None))
     speed.set_xscale("log", base=2)
+    batches = sorted({run.batch for run in result.runs})
+    speed.set_xticks(batches, [str(batch) for batch in batches])
     speed.grid(alpha=0.3)
     speed.legend(fontsize=8)
     drawing.suptitle(

@@ -88,10 +88,7 @@ def gemm_gflops(
         x, weight = (torch.randn(n, width, device=device, dtype=dtype) for n in (rows, out))
         bias = torch.zeros(out, device=device, dtype=dtype)
         operations += 2 * rows * width * out
-        seconds += min(
-            _median_time(partial(kernel, x, weight, bias), device)
-            for kernel in kernels
-        )
+        seconds += min(_median_time(partial(kernel, x, weight, bias), device) for kernel in kernels)
     return operations / seconds / 1e9
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from vitcli.analyses.profiling.recording import (
     record,
     write_trace,
 )
+from vitcli.analyses.profiling.settings import ProfileSettings
 from vitcli.core.attention import FusedAttention
 from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.core.taps import attentions
@@ -40,20 +40,6 @@ FEWEST_RUNS, MOST_RUNS, ENOUGH_S = 5, 30, 15.0
 RECORDED_S, MOST_RECORDED = 2.0, 10
 """Steps under the profiler: as many as fit in 2 s, one to ten."""
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class ProfileSettings:
-    batches: tuple[int, ...] = (1, 8, 64)
-    engines: tuple[str, ...] = ("eager",)
-    attention: str | None = None
-    """fused or explicit; None for what the config says."""
-    runs: int | None = None
-    backward: bool = False
-    """A step is a forward and a backward pass in training mode, in place of inference."""
-    ops: int = 12
-    trace: Path | None = None
-    """Where the Chrome trace of one step, of the first engine at the first batch, goes."""
 
 
 def random_images(model: LoadedModel, batch: int) -> Tensor:
