@@ -260,7 +260,7 @@ def test_another_image_size_moves_the_operations_and_not_the_parameters() -> Non
 
 def test_refusals_say_what_to_do() -> None:
     vit = load_config(ModelConfig, preset="vit-b16")
-    with pytest.raises(VitcliError, match="8x8 image is smaller than a patch of 16 px"):
+    with pytest.raises(VitcliError, match="8x8 px is smaller than a patch of 16 px"):
         model_costs(vit, (8, 8))
     with pytest.raises(VitcliError, match="16x15 patches, but the merger") as refused:
         model_costs(load_config(ModelConfig, preset="qwen2-vl-7b"), (224, 210))

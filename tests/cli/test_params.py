@@ -144,7 +144,7 @@ def test_a_printed_config_reads_back_to_the_same_costs(tmp_path: Path) -> None:
     [
         (["--preset", "vit-b61"], "no preset 'vit-b61'", "vit-b16"),
         (["--dtype", "int4"], "--dtype int4: unknown", "bfloat16"),
-        (["--image-size", "8"], "8x8 image is smaller than a patch of 16 px", "--image-size"),
+        (["--image-size", "8"], "8x8 px is smaller than a patch of 16 px", "--image-size"),
         ([*MODELS, "--print-config"], "--print-config prints one config, not 2", "name one"),
         (["--plot", "costs.jpeg"], "cannot draw this format", ".png"),
     ],

@@ -102,7 +102,7 @@ def component_costs(
 def _grid(c: EncoderConfig, image_size: tuple[int, int] | None) -> tuple[int, int]:
     size = image_size or c.image_size
     rows, columns = c.grid_at(size)
-    image = f"a {size[0]}x{size[1]} image"
+    image = f"an image of {size[0]}x{size[1]} px"
     if not rows * columns:
         raise VitcliError(
             f"{image} is smaller than a patch of {c.patch_size} px", "a larger --image-size"
