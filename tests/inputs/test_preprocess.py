@@ -141,8 +141,9 @@ def test_the_part_under_the_crop_agrees_with_the_whole(
 def test_a_result_that_is_too_large_is_an_error() -> None:
     endless = config(resize="shortest", resize_size=256)
     with pytest.raises(ImageError) as caught:
-        preprocess(Image.new("RGB", (1, 5000)), endless)
+        preprocess(Image.new("RGB", (1, 5000)), endless, name="thin.png")
     assert caught.value.code == "too_large" and "crop_size" in caught.value.hint
+    assert caught.value.message.startswith("thin.png: 1x5000 px")
 
 
 def test_smart_refuses_an_aspect_ratio_above_200() -> None:

@@ -74,7 +74,7 @@ def _prepare(
                 decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
             else:
                 decoded = decode(source, background=background)
-            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocess))
+            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocess, name=str(source)))
         except ImageError as error:
             failed.append(FailedImage(str(source), error.code, error.message))
         else:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
 from vitcli.inputs.decode import ImageError
+from vitcli.inputs.paths import printable
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -52,12 +53,12 @@ class Plan:
         )
 
 
-def plan(config: PreprocessConfig, width: int, height: int) -> Plan:
+def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> Plan:
     """The sizes that `preprocess` goes through for an image of this width and height.
 
     Raises ImageError (`unsupported`) where the resize rule refuses such an aspect ratio.
     """
-    resized = _resized_size(config, height, width)
+    resized = _resized_size(config, height, width, label or f"{width}x{height} px")
     crop = config.crop_size
     if crop is None:
         return Plan((height, width), resized, None, (0, 0))
@@ -68,7 +69,9 @@ def plan(config: PreprocessConfig, width: int, height: int) -> Plan:
     return Plan((height, width), resized, crop, (top, left))
 
 
-def preprocess(image: Image.Image, config: PreprocessConfig) -> NDArray[np.float32]:
+def preprocess(
+    image: Image.Image, config: PreprocessConfig, *, name: str = "the image"
+) -> NDArray[np.float32]:
     """Resize, crop, divide by 255 and normalise an RGB image: float32 (3, h, w).
 
     With `resize_dtype: uint8` the resized image has 8 bits, as in transformers' Pillow
@@ -76,29 +79,31 @@ def preprocess(image: Image.Image, config: PreprocessConfig) -> NDArray[np.float
     `float32` (DINOv3) the division comes first and each channel is resized in float.
     An image whose resized form would have more than 2**26 pixels is resized only where the crop
     keeps it: the same to an 8-bit level, but for some edges where a filter overshoots.
+    `name` is how errors call the image.
 
     Raises ImageError: `too_large` where the result itself would be above that, `unsupported` for
     an aspect ratio that the resize rule refuses, `out_of_memory`.
     """
-    steps = plan(config, image.width, image.height)
+    label = f"{printable(name)}: {image.width}x{image.height} px"
+    steps = plan(config, image.width, image.height, label)
     if math.prod(steps.output) > _MAX_RESIZED_PIXELS:
         height, width = steps.output
         raise ImageError(
             "too_large",
-            f"a {image.width}x{image.height} image becomes {width}x{height} pixels",
+            f"{label}: becomes {width}x{height} px",
             "give crop_size, or resize: squash",
         )
     resampling = _FILTERS[config.filter]
     try:
         if config.resize_dtype == "uint8":
             return _normalise_levels(np.asarray(_transform(image, steps, resampling)), config)
-        unit = np.asarray(image, dtype=np.float32) / np.float32(255)  # (H, W, 3)
-        channels = (Image.fromarray(np.ascontiguousarray(unit[..., c])) for c in range(3))
-        resized = np.stack([np.asarray(_transform(c, steps, resampling)) for c in channels])
+        # Dividing by 255 after the resize instead of before it is the same but for rounding.
+        channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
+        unit = np.stack([np.asarray(channel) for channel in channels]) / 255
         mean, std = (_per_channel(values) for values in (config.mean, config.std))
-        return (resized - mean) / std
+        return np.asarray((unit - mean) / std, dtype=np.float32)
     except MemoryError as error:
-        raise ImageError("out_of_memory", "no memory left to resize the image") from error
+        raise ImageError("out_of_memory", f"{label}: no memory left to resize it") from error
 
 
 def _transform(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
@@ -139,11 +144,11 @@ def _per_channel(values: tuple[float, float, float]) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32).reshape(3, 1, 1)
 
 
-def _resized_size(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+def _resized_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
     if config.resize == "none":
         return height, width
     if config.resize == "smart":
-        return _smart_size(config, height, width)
+        return _smart_size(config, height, width, label)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
     if config.resize == "squash":
@@ -156,13 +161,12 @@ def _resized_size(config: PreprocessConfig, height: int, width: int) -> tuple[in
     return round(height / ratio), round(width / ratio)
 
 
-def _smart_size(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
     """Qwen2-VL: multiples of `multiple` with an area between min_pixels and max_pixels."""
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise ImageError(
             "unsupported",
-            f"a {width}x{height} image: resize: smart takes a longer side of at most "
-            f"{_MAX_ASPECT} times the shorter",
+            f"{label}: resize: smart takes a longer side of at most {_MAX_ASPECT} times the shorter",
         )
     unit = config.multiple
     h, w = round(height / unit) * unit, round(width / unit) * unit
