@@ -166,7 +166,7 @@ def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise ImageError(
             "unsupported",
-            f"{label}: resize: smart takes a longer side of at most {_MAX_ASPECT} times the shorter",
+            f"{label}: the longer side is more than {_MAX_ASPECT} times the shorter",
         )
     unit = config.multiple
     h, w = round(height / unit) * unit, round(width / unit) * unit
