@@ -5,13 +5,20 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from vitcli.analyses.feature_maps import DEVIATIONS, principal_colours, query_cosines
+from vitcli.analyses.feature_maps import DEVIATIONS, PrincipalColours, cosines_to
 
 
 def tokens(*sizes: tuple[int, int], channels: int = 12) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     scale = torch.linspace(3, 0.2, channels)
     return [torch.randn(*size, channels, generator=generator) * scale + 1 for size in sizes]
+
+
+def principal_colours(images: list[torch.Tensor]) -> list[torch.Tensor]:
+    fit = PrincipalColours()
+    for image in images:
+        fit.add(image.flatten(0, 1))
+    return fit.colours(images)
 
 
 def test_colours_are_the_components_of_scikit_learn_over_all_images() -> None:
@@ -55,4 +62,4 @@ def test_fewer_channels_than_colours() -> None:
 def test_cosines_to_one_patch() -> None:
     image = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[3.0, 3.0], [-1.0, 0.0]]])
     expected = [[1.0, 0.0], [2**-0.5, -1.0]]
-    assert (query_cosines(image, 0, 0) - torch.tensor(expected)).abs().max() < 1e-7
+    assert (cosines_to(image[0, 0], image) - torch.tensor(expected)).abs().max() < 1e-7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,13 @@ from vitcli.files import atomic_write
 from vitcli.inputs.preprocess import describe
 from vitcli.models import LoadedModel
 from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, ModelInfo
+
+Around = Callable[[LoadedModel, Sequence[Prepared]], AbstractContextManager[None]]
+
+
+def nothing_around(model: LoadedModel, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
+    """A forward pass that nobody else watches."""
+    return nullcontext()
 
 
 def model_info(model: LoadedModel) -> ModelInfo:
@@ -40,11 +48,13 @@ def encode(
     tokens: Sequence[str] = (),
     background: tuple[int, int, int] = (255, 255, 255),
     advance: Advance = lambda done, total: None,
+    around: Around = nothing_around,
 ) -> tuple[EncodeResult, dict[str, np.ndarray]]:
     """Encode images in order; without paths, the built-in synthetic one.
 
     Returns the result and, for each kind in `tokens` (see `select_tokens`), one array whose first
-    axis is the images that could be read. An image that cannot be read is in `failed`.
+    axis is the images that could be read. An image that cannot be read is in `failed`. `around`
+    is entered for each batch's forward pass, for what else is wanted of it.
 
     Raises:
         VitcliError: a kind of token that this encoder has not, or that differ in number.
@@ -54,7 +64,8 @@ def encode(
     images: list[EncodedImage] = []
     vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
     for batch in image_batches(model, paths, background, failed):
-        rows, output = _run(model, batch)
+        with around(model, batch):
+            rows, output = _run(model, batch)
         for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
             images.append(_image(model, item, layers, output, index))
         for kind in tokens:

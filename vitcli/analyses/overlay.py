@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from vitcli.analyses.attn_entropy import parse_layers
 from vitcli.analyses.images import Prepared
 from vitcli.analyses.pictures import grid_box
 from vitcli.models import LoadedModel
-from vitcli.results.attention import MapPanel, MapSheet
+from vitcli.results.pictures import MapPanel, MapSheet
 
 MOST_SHEETS = 24
 """Pictures x blocks x encoders in one figure; beyond it nobody looks at them."""
@@ -69,8 +70,9 @@ class OverlayCollector:
                     for head, values in enumerate(maps.heads[index, place])
                 ]
                 title = (
-                    f"{item.path}: {model.name}, {model.config.encoder.registers} registers, "
-                    f"{model.weights}, block {layer}, query {query}"
+                    f"{PurePath(item.path).name}: {model.name}, "
+                    f"{model.config.encoder.registers} registers, {model.weights}, "
+                    f"block {layer}, query {query}"
                 )
                 self.sheets.append(MapSheet(len(self.pictures) - 1, title, box, tuple(panels)))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from vitcli.config.schema import PreprocessConfig
 from vitcli.core.positions import Grid
 from vitcli.inputs.preprocess import plan
-
-Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels of the picture."""
+from vitcli.results.pictures import Box
 
 
 def grid_box(

@@ -39,6 +39,29 @@ def encode(
         str,
         typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
     ] = "white",
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Draw patch features as colours: their first three principal components over all "
+            "images.",
+        ),
+    ] = None,
+    map_query: Annotated[
+        str | None,
+        typer.Option(
+            "--map-query",
+            metavar="ROW,COL",
+            help="Draw into --map every patch's cosine to this patch of the first image.",
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer", metavar="N", help="The layer that --map draws, as in the table; the last."
+        ),
+    ] = None,
     json: JsonOption = False,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
@@ -49,12 +72,19 @@ def encode(
     Examples:
       vitcli encode
       vitcli encode photo.jpg --weights facebook/dinov2-small --every 2
+      vitcli encode *.jpg --weights facebook/dinov2-small --map features.png
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
     """
     from vitcli.render.console import answer, answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file, save_figure
 
     check_figure_file(plot)
+    check_figure_file(map_file)
+    if map_file is None and (map_query is not None or layer is not None):
+        raise VitcliError(
+            f"{'--layer' if map_query is None else '--map-query'} says what --map draws",
+            "add --map features.png",
+        )
     request = model.to_request()
     if print_config and request.weights is None:
         from vitcli.config.load import config_yaml
@@ -65,6 +95,7 @@ def encode(
 
     with status("loading torch and the encoder"):
         from vitcli.analyses import encode as analysis
+        from vitcli.analyses.feature_pictures import FeatureCollector
         from vitcli.inputs.decode import parse_colour
         from vitcli.models import load_model
 
@@ -84,9 +115,15 @@ def encode(
     elif tokens:
         raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
 
+    features = FeatureCollector(-1 if layer is None else layer, map_query)
     with progress("encoding") as advance:
         result, vectors = analysis.encode(
-            loaded, images or [], kinds, parse_colour(background), advance
+            loaded,
+            images or [],
+            kinds,
+            parse_colour(background),
+            advance,
+            features if map_file else analysis.nothing_around,
         )
     if loaded.fresh:
         note("fresh weights: the numbers describe the architecture, not the image")
@@ -95,6 +132,12 @@ def encode(
     if out and result.images:
         analysis.write_vectors(out, vectors)
         note(f"wrote {', '.join(kinds)} of {len(result.images)} images to {out}")
+    if map_file and result.images:
+        from vitcli.render.feature_maps import figure as feature_figure
+
+        save_figure(feature_figure(features.sheets(), features.pictures), map_file)
+        left_out = f"; {features.left_out} more are in the fit only" if features.left_out else ""
+        note(f"drew the features of {len(features.pictures)} images in {map_file}{left_out}")
     if plot and result.images:
         from vitcli.render.encode import figure
 

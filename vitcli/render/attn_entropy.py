@@ -17,8 +17,8 @@ from vitcli.results.attention import (
     EncoderAttention,
     HeadAttention,
     LayerAttention,
-    MapSheet,
 )
+from vitcli.results.pictures import MapSheet
 
 BAR = 6
 """Cells of a full bar."""
@@ -181,7 +181,7 @@ def _label(model: EncoderAttention) -> str:
     return f"{model.name}, {model.registers} registers, {model.weights}"
 
 
-COLUMNS = 8
+MOST_COLUMNS = 8
 """Panels side by side in a sheet."""
 
 
@@ -193,12 +193,13 @@ def overlay_figure(sheets: Sequence[MapSheet], pictures: Sequence[Any]) -> Any:
     """
     from matplotlib.figure import Figure
 
+    most = 1 + max(len(sheet.panels) for sheet in sheets)
+    columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))  # rows of equal length
     heights = []
     for sheet in sheets:
         picture = pictures[sheet.image]
-        rows = math.ceil((len(sheet.panels) + 1) / COLUMNS)
+        rows = math.ceil((len(sheet.panels) + 1) / columns)
         heights.append(rows * (picture.height / picture.width * 1.6 + 0.25) + 0.45)
-    columns = min(COLUMNS, 1 + max(len(sheet.panels) for sheet in sheets))
     drawing = Figure(figsize=(1.65 * columns, sum(heights)), layout="constrained")
     parts = drawing.subfigures(len(sheets), 1, height_ratios=heights, squeeze=False)[:, 0]
     for sheet, part in zip(sheets, parts, strict=True):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitcli.results.pictures import Box
+
 LONGEST_SIDE = 448
 """Pixels of a picture's longer side in a figure; more only makes the file larger."""
-
-Box = tuple[float, float, float, float]
 
 
 def shrunk(picture: Any) -> NDArray[np.uint8]:
@@ -67,13 +67,13 @@ def bare(axes: Any, title: str = "") -> None:
         axes.set_title(title, fontsize=7, pad=2)
 
 
-def outline(axes: Any, box: Box) -> None:
-    """A frame around what the patch grid covers."""
+def outline(axes: Any, box: Box, colour: str = "yellow") -> None:
+    """A frame, such as around what the patch grid covers."""
     from matplotlib.patches import Rectangle
 
     left, top, right, bottom = box
     axes.add_patch(
         Rectangle(
-            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec="yellow", lw=0.8
+            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec=colour, lw=0.8
         )
     )

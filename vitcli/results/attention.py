@@ -96,22 +96,3 @@ class AttentionResult:
     failed: tuple[FailedImage, ...]
     verdict: str
     """In words: whose last layer is smoother and by how much."""
-
-
-@dataclass(frozen=True)
-class MapPanel:
-    title: str
-    values: tuple[tuple[float, ...], ...]
-    """A value for each patch, by rows."""
-
-
-@dataclass(frozen=True)
-class MapSheet:
-    """Maps of one image by one block of one encoder, to be laid on the image's own pixels."""
-
-    image: int
-    """Which picture of the figure the maps belong to."""
-    title: str
-    box: tuple[float, float, float, float]
-    """(left, top, right, bottom) of the patch grid in the picture's pixels."""
-    panels: tuple[MapPanel, ...]
