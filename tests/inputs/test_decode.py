@@ -119,11 +119,13 @@ class TestModes:
             assert np.abs(np.asarray(rgb).astype(int) - level).max() <= 2
 
     @pytest.mark.parametrize("step", [256, 257])
-    @pytest.mark.parametrize("container", ["PNG", "TIFF", "big-endian TIFF", "PPM"])
+    @pytest.mark.parametrize("container", ["PNG", "TIFF", "big-endian TIFF", "32-bit TIFF", "PPM"])
     def test_a_16_bit_ramp_keeps_256_levels(self, step: int, container: str) -> None:
         ramp = (np.arange(256) * step).astype(np.uint16)[None]
         if container == "PPM":
             content = b"P5 256 1 65535 " + ramp.astype(">u2").tobytes()
+        elif container == "32-bit TIFF":
+            content = save(Image.fromarray(ramp.astype(np.int32)), "TIFF")
         elif container == "big-endian TIFF":
             grey = Image.frombytes("I;16B", (256, 1), ramp.astype(">u2").tobytes())
             content = save(grey, "TIFF")

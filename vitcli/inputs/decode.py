@@ -235,6 +235,6 @@ def _as_image_error(error: Exception, label: str, max_pixels: int) -> ImageError
         return ImageError("out_of_memory", f"{label}: no memory left to decode it")
     if isinstance(error, EOFError) or "truncated" in reason.lower():
         return ImageError("truncated", f"{label}: {reason}")
-    if isinstance(error, ImportError | NotImplementedError):
+    if isinstance(error, ImportError | NotImplementedError) or "unsupported" in reason.lower():
         return ImageError("unsupported", f"{label}: {reason}")
     return ImageError("corrupt", f"{label}: {reason}")

@@ -17,7 +17,8 @@ def flatten(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image
 
     * More than 8 bits an integer sample are scaled by their depth: the 8 highest bits are kept,
       as Pillow keeps them for 16-bit RGB, so that a ramp of 256 levels keeps 256 levels whether
-      it was widened by 256 or by 257. Signed samples count from zero; below is black.
+      it was widened by 256 or by 257. Signed samples count from zero; below is black. 32-bit
+      samples of at most 65535 are 16-bit samples that a program stored in more room.
     * Floating point samples have no depth. If all lie in 0 to 1, that range is black to white;
       else if all lie in 0 to 255, they are 8-bit levels; otherwise NotImplementedError.
     * CMYK, YCbCr, HSV and LAB become RGB by Pillow's formulas; colour profiles are not applied.
@@ -41,6 +42,8 @@ def _rgba(image: Image.Image) -> Image.Image:
 def _deep_grey(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
     samples = np.asarray(image)
     bits, signed, inverted = _depth(image)
+    if bits == 32 and 0 <= samples.min() and samples.max() <= 0xFFFF:
+        bits, signed = 16, False
     if signed:
         levels = np.maximum(samples, 0) >> max(bits - 9, 0)
     else:
