@@ -42,7 +42,7 @@ def _rgba(image: Image.Image) -> Image.Image:
 def _deep_grey(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
     samples = np.asarray(image)
     bits, signed, inverted = _depth(image)
-    if bits == 32 and 0 <= samples.min() and samples.max() <= 0xFFFF:
+    if bits == 32 and samples.min() >= 0 and samples.max() <= 0xFFFF:
         bits, signed = 16, False
     if signed:
         levels = np.maximum(samples, 0) >> max(bits - 9, 0)
