@@ -20,7 +20,7 @@ def test_load_gives_an_encoder_that_runs() -> None:
 
 
 def test_errors_say_what_was_set() -> None:
-    with pytest.raises(vitcli.VitcliError, match="encoder.dpth: unknown key") as caught:
+    with pytest.raises(vitcli.VitcliError, match=r"encoder\.dpth: unknown key") as caught:
         vitcli.load(set={"encoder.dpth": 2})
     assert caught.value.hint == "did you mean encoder.depth?"
 
