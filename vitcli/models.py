@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from vitcli.build import build_encoder
-from vitcli.config.load import load_config
+from vitcli.config.load import for_input_size, load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
-from vitcli.inputs.preprocess import resized_to
 from vitcli.results.weights import LoadReport
 from vitcli.weights.load import load_weights
 
@@ -37,6 +36,8 @@ class LoadedModel:
     fresh: bool
     device: torch.device
     dtype: torch.dtype
+    asked_size: tuple[int, int] | None = None
+    """`--image-size`, (height, width) in pixels."""
     report: LoadReport | None = None
     """How the checkpoint was read; None for fresh weights."""
 
@@ -52,18 +53,18 @@ class LoadedModel:
         return self.known_preprocess
 
     @property
+    def input_size(self) -> tuple[int, int]:
+        """(height, width) of what the encoder reads; its native size where it follows the image."""
+        known = self.known_preprocess and self.known_preprocess.output_size
+        return self.asked_size or known or self.config.encoder.image_size
+
+    @property
     def name(self) -> str:
         return self.config.name
 
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.encoder.parameters())
-
-    @property
-    def input_size(self) -> tuple[int, int]:
-        """(height, width) that a benchmark or a synthetic image should have."""
-        known = self.known_preprocess
-        return (known and known.output_size) or self.config.encoder.image_size
 
 
 def pick_device(name: str) -> torch.device:
@@ -108,7 +109,6 @@ def load_model(request: ModelRequest) -> LoadedModel:
     if request.weights is None:
         config = request.fresh_config()
         encoder = build_encoder(config.encoder, request.seed)
-        size = config.encoder.image_size if size else None
         preprocess = config.preprocess
     else:
         named = request.preset or request.config_file
@@ -117,8 +117,8 @@ def load_model(request: ModelRequest) -> LoadedModel:
             request.weights, preset=preset, overrides=request.all_settings, dtype=dtype
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
+        config = for_input_size(config, size) if size else config
         preprocess = config.preprocess if report.preprocess_by else None
-    preprocess = resized_to(preprocess, size) if size and preprocess else preprocess
     if report:
         report = _finished(report, config, preprocess)
     return LoadedModel(
@@ -127,6 +127,7 @@ def load_model(request: ModelRequest) -> LoadedModel:
         known_preprocess=preprocess,
         weights=request.weights or f"fresh (seed {request.seed})",
         fresh=request.weights is None,
+        asked_size=size,
         device=device,
         dtype=dtype,
         report=report,

@@ -16,11 +16,11 @@ from vitcli.analyses.profiling.session import spread
 from vitcli.analyses.profiling.settings import ProfileSettings
 from vitcli.analyses.profiling.verdict import verdict
 from vitcli.build import build_encoder
+from vitcli.config.input_size import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.core.attention import ExplicitAttention
 from vitcli.core.taps import attentions
 from vitcli.errors import VitcliError
-from vitcli.inputs.preprocess import resized_to
 from vitcli.models import LoadedModel
 from vitcli.results.profile import ComponentTime, ProfileRun, WallTime
 
@@ -30,7 +30,7 @@ def tiny_model(**changes) -> LoadedModel:
     return LoadedModel(
         config=config,
         encoder=build_encoder(config.encoder),
-        preprocess=resized_to(PreprocessConfig(), config.encoder.image_size),
+        known_preprocess=resized_to(PreprocessConfig(), config.encoder.image_size),
         weights="fresh (seed 0)",
         fresh=True,
         device=torch.device("cpu"),

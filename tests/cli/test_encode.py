@@ -31,7 +31,6 @@ SMALL = [
         "encoder.heads=3",
         "encoder.mlp_hidden=48",
         "encoder.image_size=32",
-        "preprocess.resize_size=32",
     )
 ]
 CONFIG = load_config(ModelConfig, settings=[parse_setting(s[6:]) for s in SMALL])

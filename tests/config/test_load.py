@@ -7,6 +7,7 @@ import pytest
 
 from vitcli.build import build_meta
 from vitcli.config.load import config_yaml, known_keys, load_config, parse_setting
+from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import parse_value, read_yaml
 from vitcli.errors import VitcliError
@@ -137,3 +138,18 @@ def test_a_printed_config_reads_back_to_the_same_model(tmp_path: Path, preset: s
 def test_known_keys_reach_into_sections() -> None:
     keys = known_keys(ModelConfig)
     assert {"encoder.attention.mask", "encoder.hidden", "preprocess.mean", "name"} <= set(keys)
+
+
+def test_the_input_follows_a_changed_native_size(tmp_path: Path) -> None:
+    assert load(tmp_path, "encoder: {image_size: 64}").preprocess.output_size == (64, 64)
+    own = load(tmp_path, "preprocess: {resize_size: 224}", "encoder.image_size=64")
+    assert own.preprocess.output_size == (224, 224), "what is given is kept"
+    assert load(tmp_path, "preset: dinov2-s14").preprocess.output_size == (224, 224)
+
+
+def test_image_size_is_the_input_and_not_the_table() -> None:
+    config = ModelRequest(preset="vit-b16", image_size=(384, 512)).fresh_config()
+    assert config.preprocess.output_size == (384, 512)
+    assert config.encoder == load_config(ModelConfig, "vit-b16").encoder
+    with pytest.raises(VitcliError, match="smaller than a patch"):
+        ModelRequest(preset="vit-b16", image_size=(8, 512)).fresh_config()

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitcli.config.input_size import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.inputs import preprocess as module
 from vitcli.inputs.decode import ImageError
-from vitcli.inputs.preprocess import describe, plan, preprocess, resized_to
+from vitcli.inputs.preprocess import describe, plan, preprocess
 from vitcli.inputs.synthetic import synthetic_image
 
 

@@ -19,9 +19,10 @@ from timm.data import create_transform, resolve_data_config
 from torch.nn.functional import interpolate
 from torchvision.models import ViT_B_16_Weights, ViT_H_14_Weights, ViT_L_16_Weights
 
+from vitcli.config.input_size import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.inputs.foreign import from_open_clip, from_timm, from_transformers
-from vitcli.inputs.preprocess import preprocess, resized_to
+from vitcli.inputs.preprocess import preprocess
 
 SIZES = [  # width, height
     *[(640, 427), (427, 640), (333, 1000), (301, 257), (224, 224), (256, 256)],

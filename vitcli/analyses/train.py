@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vitcli.config.input_size import resized_to
 from vitcli.config.request import ModelRequest
 from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.training_request import TrainRequest
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
-from vitcli.inputs.preprocess import resized_to
 from vitcli.inputs.shapes import Shapes
 from vitcli.models import LoadedModel, load_model, pick_device
 from vitcli.results.train import ClassAccuracy, HistoryRow, TrainResult, TrainSummary

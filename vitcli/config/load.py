@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vitcli.config.input_size import resized_to
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import Document, KeyPath, dump_yaml, parse_value, parse_yaml, read_yaml
 from vitcli.errors import VitcliError
 
-Config = TypeVar("Config", bound=BaseModel)
+Config = TypeVar("Config", bound=ModelConfig)
+Schema = TypeVar("Schema", bound=BaseModel)
 DEFAULT_PRESET = "vit-b16"
 
 
@@ -114,7 +116,8 @@ def load_config(
 ) -> Config:
     """The config of a preset, a YAML file and settings, in this order; the later wins.
 
-    `start` is what there is before them if no preset is named.
+    `start` is what there is before them if no preset is named. A changed `encoder.image_size`
+    takes the preprocessing along, unless that is given too.
 
     Raises:
         VitcliError: unknown keys, wrong types or impossible combinations, with file and line.
@@ -135,15 +138,35 @@ def load_config(
         layers.add(start)
     for layer in preset_layers(name) if name else []:
         layers.add(layer)
+    given = dict(layers.sources)
     if document:
         layers.set(Setting(("name",), Path(document.source).stem, document.source))
         layers.add(document)
     for setting in settings:
         layers.set(setting)
-    return validate(schema, layers)
+    config = validate(schema, layers)
+    changed = {path[:2] for path, source in layers.sources.items() if given.get(path) != source}
+    if ("encoder", "image_size") in changed and all(path[0] != "preprocess" for path in changed):
+        return for_input_size(config, config.encoder.image_size)
+    return config
 
 
-def validate(schema: type[Config], layers: Layers) -> Config:
+def for_input_size(config: Config, size: tuple[int, int]) -> Config:
+    """The config whose preprocessing gives images of this (height, width) in pixels.
+
+    Raises:
+        VitcliError: a patch does not fit into it.
+    """
+    patch = config.encoder.patch_size
+    if min(size) < patch:
+        raise VitcliError(
+            f"an input of {size[0]}x{size[1]} px is smaller than a patch of {patch} px",
+            f"--image-size {patch} or more",
+        )
+    return config.model_copy(update={"preprocess": resized_to(config.preprocess, size)})
+
+
+def validate(schema: type[Schema], layers: Layers) -> Schema:
     """The layers as a `schema`; errors name the source, the dotted key and the nearest key."""
     try:
         return schema.model_validate(layers.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitcli.config.load import Setting, load_config
+from vitcli.config.load import Setting, for_input_size, load_config
 from vitcli.config.schema import ModelConfig
 
 
@@ -35,9 +35,6 @@ class ModelRequest:
         return (*self.settings, *([Setting(key, rule, "--pos-resize")] if rule else []))
 
     def fresh_config(self) -> ModelConfig:
-        """The config of a model without weights, whose native size is the size asked for."""
-        settings = self.all_settings
-        if self.image_size:
-            key = ("encoder", "image_size")
-            settings = (*settings, Setting(key, self.image_size, "--image-size"))
-        return load_config(ModelConfig, self.preset, self.config_file, settings)
+        """The config of a model without weights; `image_size` is what it reads, not its table's."""
+        config = load_config(ModelConfig, self.preset, self.config_file, self.all_settings)
+        return for_input_size(config, self.image_size) if self.image_size else config
