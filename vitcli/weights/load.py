@@ -50,7 +50,7 @@ def load_weights(
             setting unknown, contradictory or not supported.
     """
     plan = plan_weights(source, preset=preset, overrides=overrides)
-    encoder = build_meta(plan.config.encoder)
+    encoder = plan.encoder
     with torch.no_grad():
         # Parameters are what was read: no weight is initialised first, or held twice.
         state = {name: plan.parts[name].read(dtype).contiguous() for name in encoder.state_dict()}
@@ -60,9 +60,13 @@ def load_weights(
 
 @dataclass(frozen=True)
 class Plan:
-    """A checkpoint understood and found whole, before a value is read."""
+    """A checkpoint understood and found whole, before a value is read.
+
+    `encoder` is on the meta device: shapes without values.
+    """
 
     config: ModelConfig
+    encoder: VisionEncoder
     checkpoint: Checkpoint
     match: Match
     parts: Mapping[str, Part]
@@ -108,20 +112,20 @@ def plan_weights(
     config, settled = settle(match, shapes, foreign, preset, overrides)
     if config.encoder.attention.qk_norm == "head":
         parts = {_per_head(name): part for name, part in parts.items()}
-    parts = _whole(config, parts, match, checkpoint, overrides)
+    encoder = build_meta(config.encoder)
+    parts = _whole(encoder, parts, match, checkpoint, overrides)
     config, preprocess_by = _with_preprocess(config, checkpoint, family, preset, overrides)
-    return Plan(config, checkpoint, match, parts, settled, preprocess_by)
+    return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by)
 
 
 def _whole(
-    config: ModelConfig,
+    encoder: VisionEncoder,
     parts: dict[str, Part],
     match: Match,
     checkpoint: Checkpoint,
     overrides: Sequence[Setting],
 ) -> dict[str, Part]:
     """The parts that the encoder takes, once it is sure that they fit."""
-    encoder = build_meta(config.encoder)
     if overrides:
         parts = _without_removed_modules(encoder, parts, match)
     check(encoder, parts, match, checkpoint.tensors)
@@ -217,9 +221,9 @@ def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence
     tensors = checkpoint.tensors
     parts = {name: Part(_same, [name], [tensor]) for name, tensor in tensors.items()}
     match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))
-    return Plan(
-        config, checkpoint, match, _whole(config, parts, match, checkpoint, overrides), (), by
-    )
+    encoder = build_meta(config.encoder)
+    parts = _whole(encoder, parts, match, checkpoint, overrides)
+    return Plan(config, encoder, checkpoint, match, parts, (), by)
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -8,21 +8,23 @@ from torch import Tensor
 from vitcli.weights.family import From
 
 
+def _joined(*parts: Tensor) -> Tensor:
+    """torch.cat; by hand for shapes alone, where torch.cat imports its compiler for a second."""
+    if parts[0].device.type != "meta":
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError("parts of different widths")
+    return parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+
+
 def fused(*sources: str) -> From:
     """Matrices or vectors one below the other: q, k and v, or gate and up."""
-    return From(sources, lambda *parts: torch.cat(parts))
+    return From(sources, _joined)
 
 
 def rows(*sources: str) -> From:
     """Tokens or tables of any number of leading axes as (rows, D), one below the other."""
-    return From(
-        sources,
-        lambda *parts: (
-            torch.cat([p.reshape(-1, p.shape[-1]) for p in parts])
-            if len(parts) > 1
-            else parts[0].reshape(-1, parts[0].shape[-1])
-        ),
-    )
+    return From(sources, lambda *parts: _joined(*(p.reshape(-1, p.shape[-1]) for p in parts)))
 
 
 def third(index: int, source: str) -> From:

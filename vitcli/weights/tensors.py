@@ -23,7 +23,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "tea
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
 WRAPPED_NAMES = ("module.", "_orig_mod.")
 """What data-parallel training and torch.compile put before every name."""
-RELEASE_EVERY = 64 << 20
+RELEASE_EVERY = 16 << 20
 """Bytes read from a mapped file before its pages are given back."""
 
 _SAFETENSORS_DTYPES = {
