@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -200,8 +200,9 @@ def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:
     keys: list[str] = []
     for name, info in schema.model_fields.items():
         keys.append(".".join((*path, name)))
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            keys += known_keys(info.annotation, (*path, name))
+        for kind in (info.annotation, *get_args(info.annotation)):  # a section, or one or none
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys += known_keys(kind, (*path, name))
     return keys
 
 

@@ -54,8 +54,9 @@ def read_yaml(path: str | Path) -> Document:
 
 def parse_yaml(text: str, source: str) -> Document:
     """Like `read_yaml`, from a string that errors call `source`."""
-    loader = _Loader(text)
+    loader: _Loader | None = None
     try:
+        loader = _Loader(text)  # it refuses control characters
         node = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
         if node is not None:
@@ -69,7 +70,8 @@ def parse_yaml(text: str, source: str) -> Document:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise VitcliError(f"{source}: {reason}", "fix the YAML syntax") from error
     finally:
-        loader.dispose()
+        if loader:
+            loader.dispose()
     if not isinstance(data, dict):
         raise VitcliError(
             f"{source}: expected keys and values, found a {type(data).__name__}",

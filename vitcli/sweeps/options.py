@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +70,15 @@ class Command:
 
 def setting_text(value: Any) -> str:
     """A value as `--set` reads it back: YAML on one line."""
+    if isinstance(value, float) and math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
     if not isinstance(value, str):
         return json.dumps(value)
     try:
         plain = parse_value(value, "") == value
     except VitcliError:
         plain = False
-    return value if plain else json.dumps(value)
+    return value if plain else json.dumps(value, ensure_ascii=False)
 
 
 def _option(option: Option, value: Any) -> list[str]:
