@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Sweeper:
             try:
                 work()
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         return pid
@@ -97,6 +100,12 @@ class Sweeper:
         return Counter(
             line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} ")
         )
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process has written stays without it; only a power cut would tell."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ def test_a_sweep_of_nothing_is_one_trial(sweeper: Sweeper) -> None:
 def test_random_points_cross_the_grid_and_more_of_them_begin_with_the_same(
     sweeper: Sweeper,
 ) -> None:
-    text = "grid: {norm: [pre, post]}\nrandom: {trials: %d, space: {lr: {low: 1e-4, high: 1, log: true}}}"
+    space = "{lr: {low: 1e-4, high: 1, log: true}}"
+    text = "grid: {norm: [pre, post]}\nrandom: {trials: %d, space: " + space + "}"
     few, more = (varied(sweeper, text % n, "norm", "lr") for n in (3, 5))
     assert len(few) == 6 and len(set(few)) == 6
     assert set(few) < set(more)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +65,8 @@ def open_storage(url: str | None, journal: Path) -> BaseStorage:
     Raises:
         VitcliError: a URL that Optuna cannot open, or a journal that it cannot read.
     """
-    import optuna
-    from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
     quiet()
     if url is None:
@@ -77,13 +78,27 @@ def open_storage(url: str | None, journal: Path) -> BaseStorage:
                 f"{journal} is damaged: {error}",
                 "remove it: finished trials are read from their directories",
             ) from error
-    try:
-        if url.startswith(("redis://", "rediss://", "unix://")):
-            return JournalStorage(JournalRedisBackend(url))
-        database = RDBStorage(url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
-        return optuna.storages.get_storage(database)
-    except Exception as error:  # whatever the driver of that database raises
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise VitcliError(
-            f"storage {url}: {reason}", "an Optuna storage URL, or none for a journal file"
-        ) from error
+    for wait_s in (0.3, 1.0, None):
+        try:
+            return _open_url(url)
+        except Exception as error:  # whatever the driver of that database raises
+            # Two machines that make the same new tables at once get in each other's way.
+            if wait_s is not None:
+                time.sleep(wait_s * (1 + random.random()))
+                continue
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise VitcliError(
+                f"storage {url}: {reason}", "an Optuna storage URL, or none for a journal file"
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def _open_url(url: str) -> BaseStorage:
+    import optuna
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalRedisBackend
+
+    if url.startswith(("redis://", "rediss://", "unix://")):
+        return JournalStorage(JournalRedisBackend(url))
+    database = RDBStorage(url, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S)
+    return optuna.storages.get_storage(database)

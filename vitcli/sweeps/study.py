@@ -179,11 +179,14 @@ class Study:
 
     def beat(self, claims: Sequence[Claim]) -> None:
         """Tell a database storage, now and then, that these trials are alive."""
-        record = getattr(self._storage, "record_heartbeat", None)
-        if record is None or time.monotonic() < self._beat_at:
+        if time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + HEARTBEAT_S / 3
         for claim in claims:
+            self._beat(claim)
+
+    def _beat(self, claim: Claim) -> None:
+        if record := getattr(self._storage, "record_heartbeat", None):
             record(claim.key)
 
     # -- the entries -------------------------------------------------------------------------
@@ -302,12 +305,12 @@ class Study:
             if not won:
                 claim.release()
                 return None
+        self._beat(claim)  # before it says whose it is: from then on silence is death
         self._attribute(claim, "trials", [trial.id for trial in trials])
         self._attribute(claim, "results", self._place)
         if live:
             self._attribute(claim, "params", dict(trials[0].params))
             self._attribute(claim, "id", claim.id)
-        self._beat_at = 0.0
         return claim
 
     def _attribute(self, claim: Claim, name: str, value: Any) -> None:
