@@ -215,7 +215,7 @@ def test_a_sweep_killed_at_any_moment_is_completed_with_nothing_run_twice(tmp_pa
         assert max(sweeper.counts("end").values()) == 1, moment
         for trial in finished:
             assert sweeper.counts("start")[trial] == 1, moment
-    assert ended_once > 5, "some kills must come after the trial's end"
+    assert ended_once > 2, "some kills must come after the trial's end"
 
 
 def test_24_trials_killed_three_times(sweeper: Sweeper) -> None:

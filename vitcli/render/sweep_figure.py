@@ -155,12 +155,12 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
         for id in group.trials:
             if curve := curves.get(id):
                 axes.plot(curve.x, [float("nan") if y is None else y for y in curve.y],
-                          color=f"C{index % 10}", alpha=0.7, linewidth=1, label=label)  # fmt: skip
+                          color=f"C{index % 10}", alpha=0.7, linewidth=1, label=label or "_")  # fmt: skip
                 label = "_"  # one entry a group
     axes.set_xlabel(report.curve_names[0])
     axes.set_ylabel(report.curve_names[1])
     axes.grid(alpha=0.3)
-    if len(report.groups) <= 12:
+    if report.grouped_by and len(report.groups) <= 12:
         axes.legend(fontsize=7)
 
 

@@ -113,6 +113,14 @@ class Sweep:
         """What varies from trial to trial, seeds apart."""
         return [*self.zip, *self.grid, *self.space]
 
+    @property
+    def objective(self) -> str:
+        """Name of the metric that a search improves; of any other sweep, of the first."""
+        if self.search is None:
+            return next(iter(self.metrics), "")
+        wanted = self.search.metric
+        return next(name for name, path in self.metrics.items() if wanted in (name, path))
+
 
 def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) -> Sweep:
     """Read and check a sweep file.

@@ -117,7 +117,7 @@ class Study:
 
     def finish(self, claim: Claim, results: Sequence[Mapping[str, Any]]) -> str:
         """Enter a claim whose trials are all done; says why where there is no value to enter."""
-        path = self._metric_path()
+        path = self.sweep.metrics.get(self.sweep.objective, "")
         values = [lookup(result, path) if path else None for result in results]
         numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
         if self.sweep.search and len(numbers) < len(values):
@@ -322,12 +322,6 @@ class Study:
         claim.release()
 
     # -- what a search is made of ------------------------------------------------------------
-
-    def _metric_path(self) -> str:
-        search = self.sweep.search
-        if search:
-            return self.sweep.metrics.get(search.metric, search.metric)
-        return next(iter(self.sweep.metrics.values()), "")
 
     def _sampler(self, drawn: int = 0) -> optuna.samplers.BaseSampler:
         """Seeded by how many points there are: a resumed search does not draw the first again."""

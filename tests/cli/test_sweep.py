@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vitcli.cli import app
+from vitcli.cli.commands import known_commands
+from vitcli.cli.sweep import PROGRAM_VARIABLE
+
+FAKE = Path(__file__).parents[1] / "sweeps" / "fake.py"
+TOY = """
+question: Does the fake mind its learning rate?
+command: train-shapes
+base: {encoder: {depth: 2}}
+grid: {norm: [ok, crash], lr: [0.1, 0.2]}
+repeat: 2
+metrics: [result.score]
+"""
+runner = CliRunner()
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = [sys.executable, "-S", "-E", str(FAKE), str(tmp_path / "log")]
+    monkeypatch.setenv(PROGRAM_VARIABLE, shlex.join(program))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(TOY)
+    return tmp_path / "toy.yaml"
+
+
+def run(*arguments: str | Path, code: int = 0) -> Any:
+    result = runner.invoke(app, ["sweep", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_sweep_answers_with_its_report_and_exits_1_after_failures(toy: Path) -> None:
+    answer = json.loads(run(toy, "--json", code=1).stdout)
+    assert answer["schema_version"] == 1
+    assert answer["states"] == {"done": 4, "failed": 4}
+    assert answer["directory"] == "runs/toy"
+    assert {group["params"]["norm"] for group in answer["groups"]} == {"ok", "crash"}
+    (best,) = [g for g in answer["groups"] if g["params"] == {"norm": "ok", "lr": 0.2}]
+    assert best["metrics"]["score"]["mean"] == pytest.approx((0.7 + 0.71) / 2)
+    assert len(best["trials"]) == 2
+    again = run("--report", "runs/toy", "--json")
+    assert json.loads(again.stdout) == answer
+    assert json.loads(run("--report", toy, "--json").stdout) == answer
+
+
+def test_tables_read_at_80_columns_and_name_what_failed(toy: Path) -> None:
+    result = run(toy, code=1)
+    assert "Does the fake mind" in result.stdout
+    assert "0.7050 ± 0.0071" in result.stdout
+    assert "4 of 8 trials done, 4 failed" in result.stdout
+    assert "error: it broke" in result.stdout
+    assert "8/8" in result.stderr or "4/8 done, 0 running, 4 failed" in result.stderr
+    each = run("--report", "runs/toy", "--each", "--where", "state=done", "--sort", "-score")
+    rows = [line.split() for line in each.stdout.splitlines() if " done " in line and "ok" in line]
+    assert [row[-3] for row in rows] == ["0.71", "0.7", "0.61", "0.6"]
+
+
+def test_one_trial_is_shown_with_the_command_that_reproduces_it(toy: Path) -> None:
+    trial = json.loads(run(toy, "--json", code=1).stdout)["trials"][0]
+    shown = run("--report", "runs/toy", "--show", trial["id"][:5]).stdout
+    assert f"run:   {trial['command']}" in shown
+    again = subprocess.run(shlex.split(trial["command"]), capture_output=True, check=True,
+                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert json.loads(again.stdout)["result"]["score"] == trial["metrics"]["score"]
+    assert "no trial begins" in run("--report", "runs/toy", "--show", "zz", code=2).stderr
+
+
+def test_a_dry_run_lists_the_commands_and_runs_none(toy: Path) -> None:
+    answer = json.loads(run(toy, "--dry-run", "--json").stdout)
+    assert answer["to_run"] == 8 and not Path("runs").exists()
+    words = answer["trials"][0]["command"].split()
+    assert words[-9:] == [
+        "train-shapes", "--lr", "0.1", "--norm", "ok", "--seed", "0", "--set", "encoder.depth=2",
+        "--json",
+    ][-9:]  # fmt: skip
+    assert "8 trials, 8 to run" in run(toy, "--dry-run").stdout
+    run(toy, code=1)
+    assert "8 trials, 0 to run" in run(toy, "--dry-run").stdout
+    assert "8 trials, 4 to run" in run(toy, "--dry-run", "--retry-failed").stdout
+
+
+def test_files_of_a_report(toy: Path) -> None:
+    run(toy, "--csv", "a.csv", "--parquet", "a.parquet", "--plot", "a.png", code=1)
+    with Path("a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8 and {row["state"] for row in rows} == {"done", "failed"}
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("a.parquet").read_bytes().startswith(b"PAR1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a sweep's file"),
+        (["toy.yaml", "--report", "runs"], "give a sweep's file"),
+        (["--report", "."], "holds no sweep"),
+        (["--report", "toy.yaml"], "holds no trials"),
+        (["none.yaml"], "cannot read none.yaml"),
+        (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(toy: Path, arguments: list[str], message: str) -> None:
+    result = run(*arguments, code=2)
+    assert message in result.stderr and "Traceback" not in result.output
+
+
+def test_a_value_that_the_command_refuses_is_told_before_anything_runs(toy: Path) -> None:
+    toy.write_text("command: train-shapes\ngrid: {lr: [0.1, fast]}")
+    result = run(toy, code=2)
+    assert "--lr fast" in result.stderr and "for '--lr'" in result.stderr
+    assert not Path("runs").exists()
+
+
+def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
+    toy.write_text("command: train-shapes\ngrid: {norm: [ok, hang]}\nmetrics: [result.score]")
+    command = [sys.executable, "-m", "vitcli", "sweep", str(toy)]
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (toy.parent / "log").exists() or (toy.parent / "log").read_text().count("start") < 2:
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr and "Traceback" not in process.stderr.read()
+    states = json.loads(run("--report", "runs/toy", "--json").stdout)["states"]
+    assert states == {"done": 1, "interrupted": 1}
+
+
+def test_commands_are_known_by_their_own_parsers() -> None:
+    commands = known_commands(app)
+    assert {"encode", "train-shapes", "sweep"} <= commands.keys()
+    shapes = commands["train-shapes"]
+    assert {"norm", "lr", "seed", "out", "resume", "lora", "image_size"} <= shapes.options.keys()
+    assert shapes.options["resume"].is_switch and shapes.options["lora"].repeatable
+    assert {"encoder.depth", "data.train_size", "train.weight_decay"} <= shapes.keys
+    assert "train.lr" not in commands["encode"].keys
+    assert commands["encode"].arguments({"images": ["a.png"]})[-1] == "a.png"
+
+
+def test_importing_the_command_line_imports_no_optuna_or_torch() -> None:
+    code = (
+        "import sys, vitcli.cli; "
+        "sys.exit(any(m in sys.modules for m in ('optuna', 'torch', 'matplotlib')))"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+    assert done.returncode == 0

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitcli.errors import VitcliError
+from vitcli.render.sweep import duration, spread_text
+from vitcli.render.sweep_figure import figure, kind_of
+from vitcli.results.sweep import Curve, Spread, SweepGroup, SweepReport, SweepTrial
+
+
+def made(objective: str = "", curve: bool = False, **axes: list[Any]) -> SweepReport:
+    """A report over the product of the axes, two seeds a point; the score is the seed."""
+    trials, groups = [], []
+    for index, point in enumerate(itertools.product(*axes.values())):
+        params = dict(zip(axes, point, strict=True))
+        ids = [f"{index}-{seed}" for seed in (0, 1)]
+        for seed, id in enumerate(ids):
+            path = Curve((0.0, 1.0), (1.0, None)) if curve else None
+            trials.append(
+                SweepTrial(
+                    id, "done", params, {"score": index + seed}, 1.0, 1, "", "", "", "", "", path
+                )
+            )
+        values = [float(index), index + 1.0]
+        spread = Spread(2, statistics.fmean(values), statistics.stdev(values), *values)
+        groups.append(SweepGroup(params, tuple(ids), {"score": spread}, {}, 1.0))
+    keys = tuple(axes)
+    return SweepReport("toy", "What?", "encode", "out", keys, "seed", keys, ("score",), {},
+                       objective, ("x", "y"), tuple(trials), tuple(groups))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("report", "kind"),
+    [
+        (made(norm=["pre", "post"]), "bars"),
+        (made(norm=["pre", "post"], warmup=[0, 0.1], init=["x", "t"]), "bars"),
+        (made(position=["learned", "rope2d", "none"]), "bars"),
+        (made(lr=[1e-4, 1e-3, 1e-2]), "lines"),
+        (made(lr=[1e-4, 1e-3, 1e-2], norm=["pre", "post"]), "lines"),
+        (made(norm=["pre", "post"], warmup=[0, 0.1], lr=[1, 2, 3]), "lines"),
+        (made(a=[1, 2, 3], b=[1, 2, 3, 4]), "heatmap"),
+        (made(a=["x", "y", "z"], b=["u", "v", "w"]), "heatmap"),
+        (made("maximize score", lr=[1, 2, 3]), "search"),
+        (made(curve=True), "curves"),
+    ],
+)
+def test_the_figure_follows_the_shape_of_the_space(report: SweepReport, kind: str) -> None:
+    assert kind_of(report) == kind
+    drawing = figure(report)
+    assert drawing.axes[0].get_title() == "What?"
+
+
+def test_bars_stand_at_the_means_with_the_spread() -> None:
+    axes = figure(made(norm=["pre", "post"])).axes[0]
+    heights = [patch.get_height() for patch in axes.patches]
+    assert heights == [0.5, 1.5]
+    # A dot for each trial, on its own bar.
+    dots = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."]
+    assert dots == [[0, 1], [1, 2]]
+
+
+def test_lines_go_through_the_means_in_the_order_of_the_axis() -> None:
+    axes = figure(made(lr=[1e-1, 1e-3, 1e-2])).axes[0]
+    line = axes.lines[0]
+    assert list(line.get_xdata()) == [1e-3, 1e-2, 1e-1]
+    assert list(line.get_ydata()) == [1.5, 2.5, 0.5]
+    assert axes.get_xscale() == "log"
+
+
+def test_a_heatmap_puts_each_mean_into_its_cell() -> None:
+    axes = figure(made(a=[2, 1, 3], b=["u", "v", "w"])).axes[0]
+    cells = axes.images[0].get_array().tolist()
+    assert cells == [[3.5, 4.5, 5.5], [0.5, 1.5, 2.5], [6.5, 7.5, 8.5]]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["1", "2", "3"]
+
+
+def test_a_search_shows_the_best_so_far() -> None:
+    axes = figure(made("minimize score", lr=[1, 2, 3])).axes[0]
+    assert list(axes.lines[1].get_ydata()) == [0, 0, 0, 0, 0, 0]
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    with pytest.raises(VitcliError, match="no finished trial"):
+        figure(made(norm=["pre"]), "accuracy")
+    with pytest.raises(VitcliError, match="two axes"):
+        figure(made(norm=["pre"]), kind="heatmap")
+    with pytest.raises(VitcliError, match="unknown"):
+        figure(made(norm=["pre"]), kind="pie")
+    with pytest.raises(VitcliError, match="axis of numbers"):
+        figure(made(norm=["pre"]), kind="lines")
+
+
+@pytest.mark.parametrize(
+    ("spread", "text"),
+    [
+        (Spread(3, 0.97123, 0.00312, 0, 1), "0.9712 ± 0.0031"),
+        (Spread(3, 0.5, 0.25, 0, 1), "0.50 ± 0.25"),
+        (Spread(3, 1234.5, 56.0, 0, 1), "1234 ± 56"),
+        (Spread(3, 2.0, 0.0, 2, 2), "2 ± 0"),
+        (Spread(1, 0.25, None, 0, 1), "0.25"),
+    ],
+)
+def test_a_mean_has_the_digits_that_its_spread_allows(spread: Spread, text: str) -> None:
+    assert spread_text(spread) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.314, "0.31 s"),
+        (9.97, "10 s"),
+        (59.7, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_figure_is_a_file(tmp_path: Path) -> None:
+    from vitcli.render.figure import save_figure
+
+    save_figure(figure(made(norm=["pre", "post"], warmup=[0, 0.1])), tmp_path / "a.svg")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
