@@ -154,8 +154,8 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
         label = ", ".join(f"{_short(k)} {text(v)}" for k, v in group.params.items())
         for id in group.trials:
             if curve := curves.get(id):
-                axes.plot(curve.x, [float("nan") if y is None else y for y in curve.y],
-                          color=f"C{index % 10}", alpha=0.7, linewidth=1, label=label or "_")  # fmt: skip
+                ys = [float("nan") if y is None else y for y in curve.y]
+                axes.plot(curve.x, ys, color=f"C{index % 10}", linewidth=1, label=label or "_")
                 label = "_"  # one entry a group
     axes.set_xlabel(report.curve_names[0])
     axes.set_ylabel(report.curve_names[1])
