@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.encode_folder import JobOptions, is_job, run_job
 from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
 from vitcli.errors import VitcliError
 
@@ -15,16 +16,25 @@ from vitcli.errors import VitcliError
 def encode(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(
+            metavar="PATH",
+            help="Images; without any, a built-in picture. With --out DIR also folders, globs, "
+            "lists (@list.txt, - for stdin) and webdataset tar shards.",
+        ),
     ] = None,
     *,
     model: ModelOptions,
+    job: JobOptions,
     every: Annotated[
         int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block only.")
     ] = 1,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write vectors (.npz, .npy, .safetensors)."),
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE|DIR",
+            help="Write vectors: a file (.npz, .npy, .safetensors), or a folder of parts.",
+        ),
     ] = None,
     tokens: Annotated[
         str | None,
@@ -74,10 +84,16 @@ def encode(
       vitcli encode photo.jpg --weights facebook/dinov2-small --every 2
       vitcli encode *.jpg --weights facebook/dinov2-small --map features.png
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
+      vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
     """
     from vitcli.render.console import answer, answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file, save_figure
 
+    many = is_job(images or [], out)
+    if many and (plot or every != 1):
+        raise VitcliError("--plot and --every are for a few images", "leave out --out DIR")
+    if not many and job.given():
+        raise VitcliError(f"{', '.join(job.given())}: for many images", "add --out DIR")
     check_figure_file(plot)
     check_figure_file(map_file)
     if map_file is None and (map_query is not None or layer is not None):
@@ -92,6 +108,11 @@ def encode(
         return answer_text(config_yaml(request.fresh_config()))
     if request.weights is None:
         request.fresh_config()  # a bad config is told before torch is loaded
+    if many and not print_config:
+        assert out is not None
+        return run_job(
+            request, images or [], out, job, tokens=tokens, background=background, json=json
+        )
 
     with status("loading torch and the encoder"):
         from vitcli.analyses import encode as analysis
@@ -111,7 +132,7 @@ def encode(
     if out:
         default = "pooled" if loaded.config.encoder.pooling != "none" else "patch"
         kinds = [kind.strip() for kind in (tokens or default).split(",")]
-        analysis.check_vector_file(out, kinds)
+        analysis.check_vector_file(Path(out), kinds)
     elif tokens:
         raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
 
@@ -130,7 +151,7 @@ def encode(
     for failure in result.failed:
         warn(failure.error)
     if out and result.images:
-        analysis.write_vectors(out, vectors)
+        analysis.write_vectors(Path(out), vectors)
         note(f"wrote {', '.join(kinds)} of {len(result.images)} images to {out}")
     if map_file and result.images:
         from vitcli.render.feature_maps import figure as feature_figure

@@ -1,0 +1,235 @@
+"""Encode any number of images into parts: streaming, resumable, one row for every input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitcli._version import __version__
+from vitcli.analyses.encode import available_tokens, model_info
+from vitcli.analyses.part_encoder import IDENTITY, VECTORS, FolderOptions, PartEncoder, vector_width
+from vitcli.errors import VitcliError
+from vitcli.inputs.paths import printable
+from vitcli.jobs.entries import Entry
+from vitcli.jobs.inputs import write_inputs
+from vitcli.jobs.job import Job, begin, count_failures, my_share, only_writer
+from vitcli.jobs.listing import Listing
+from vitcli.jobs.parts import OK, Rows, check_format
+from vitcli.jobs.pool import DecodePool, available_cpus
+from vitcli.jobs.worker import Decoded, DecodeWork
+from vitcli.models import LoadedModel
+from vitcli.results import FailedImage
+from vitcli.results.folder import FailureCount, FolderResult
+
+_EXAMPLES = 10
+
+Watch = Callable[[int, int, Counter[str]], None]
+"""Told (rows done, rows in all, failures by code) as work goes on."""
+
+
+@dataclass
+class Progress:
+    """Counts of a share, kept while it is worked on."""
+
+    total: int
+    watch: Watch
+    done: int = 0
+    encoded: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    examples: list[FailedImage] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> None:
+        """Count a finished part."""
+        self.done += len(rows)
+        self.failures += count_failures(rows)
+        for name, status, error in zip(rows.names, rows.status, rows.error, strict=True):
+            if status != OK and len(self.examples) < _EXAMPLES:
+                self.examples.append(FailedImage(name, status, error))
+        self.tell(0, Counter())
+
+    def tell(self, more: int, failures: Counter[str]) -> None:
+        """What a part that is not finished yet has so far."""
+        self.watch(self.done + more, self.total, self.failures + failures)
+
+
+def encode_folder(
+    model: LoadedModel,
+    listing: Listing,
+    out: Path,
+    options: FolderOptions,
+    watch: Watch = lambda done, total, failures: None,
+) -> FolderResult:
+    """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
+
+    The sorted inputs are cut into parts of `part_rows` and these into batches of `batch`, whatever
+    fails, so that every vector is computed in the same place of the same shape of batch and a part
+    has the same bytes however often the work was interrupted or divided.
+
+    Raises:
+        VitcliError: no inputs, an option that this encoder cannot do, a folder that holds another
+            job, or with `fail_fast` the first image that failed (exit code 1).
+    """
+    start = time.perf_counter()
+    check_kind(model, options)
+    with only_writer(out, shared=options.shard[1] > 1):
+        job = begin_job(model, listing, out, options)
+        torch.set_num_threads(job.threads)
+        share = my_share(job.inputs.parts, options.shard)
+        progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
+        open_parts = list(unfinished(job, share, options.retry_failed, progress))
+        for part, rows in encode_parts(model, job, open_parts, options, progress):
+            job.write(part, rows)
+            progress.add(read_back(job, part, rows))
+            progress.encoded += len(rows)
+    wall = time.perf_counter() - start
+    return FolderResult(
+        model=model_info(model),
+        out=str(out),
+        format=options.format,
+        kind=options.kind,
+        width=vector_width(model, options.kind),
+        shard="/".join(map(str, options.shard)),
+        parts=len(share),
+        rows=progress.total,
+        ok=progress.total - progress.failures.total(),
+        failures=_counts(progress.failures),
+        examples=tuple(progress.examples),
+        rows_encoded=progress.encoded,
+        skipped_files=_counts(listing.skipped),
+        duplicates=job.inputs.duplicates,
+        wall_s=wall,
+        images_per_s=progress.encoded / wall if progress.encoded else None,
+    )
+
+
+def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
+    return tuple(FailureCount(code, count) for code, count in counter.most_common())
+
+
+def check_kind(model: LoadedModel, options: FolderOptions) -> None:
+    """Refuse what could not be written, before any image is read."""
+    check_format(options.format)
+    there = [kind for kind in VECTORS if kind in available_tokens(model)]
+    if options.kind not in there:
+        raise VitcliError(
+            f"{options.kind}: {model.name} does not give one such vector an image",
+            f"--tokens {' or '.join(there)}" if there else "--pool mean",
+        )
+    if options.norms and options.format == "npy":
+        raise VitcliError(
+            "--norms: a .npy file holds vectors alone", "--format parquet or safetensors"
+        )
+
+
+def begin_job(model: LoadedModel, listing: Listing, out: Path, options: FolderOptions) -> Job:
+    """List the inputs and take the folder, or go on with what it holds."""
+    inputs = write_inputs(listing, out, options.part_rows)
+    if inputs.count == 0:
+        inputs.path.unlink()
+        skipped = sum(listing.skipped.values())
+        hint = f"{skipped} files have no image suffix: --any-suffix takes them" if skipped else ""
+        raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
+    root = str(Path(listing.root or ".").resolve())
+    return begin(out, inputs, settings(model, options), root, torch.get_num_threads())
+
+
+def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
+    """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
+    chosen = {
+        "version": __version__,
+        "model": model.name,
+        "config": model.config.encoder.model_dump(mode="json"),
+        "weights": model.weights,
+        "weights_sha256": weights_digest(model.encoder),
+        "preprocess": model.preprocess.model_dump(mode="json"),
+        "device": model.device.type,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **{key: asdict(options)[key] for key in IDENTITY},
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(chosen))
+    return plain
+
+
+def weights_digest(encoder: torch.nn.Module) -> str:
+    """SHA-256 over every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def unfinished(
+    job: Job, share: Sequence[int], retry_failed: bool, progress: Progress
+) -> Iterator[tuple[int, bool]]:
+    """Parts to make, and whether some of their rows are there; the finished ones are counted."""
+    for part in share:
+        rows = job.read(part)
+        if rows is None:
+            yield part, False
+        elif retry_failed and count_failures(rows):
+            yield part, True
+        else:
+            progress.add(rows)
+
+
+def read_back(job: Job, part: int, written: Rows) -> Rows:
+    """A part from the disk, which must hold what was written."""
+    rows = job.read(part)
+    if rows is None or rows.status != written.status:
+        raise VitcliError(
+            f"part {part} in {printable(job.folder)} is not what was written",
+            "check the disk, then run it again",
+            exit_code=1,
+        )
+    return rows
+
+
+def encode_parts(
+    model: LoadedModel,
+    job: Job,
+    parts: Sequence[tuple[int, bool]],
+    options: FolderOptions,
+    progress: Progress,
+) -> Iterator[tuple[int, Rows]]:
+    """The rows of each part, decoded ahead of the encoder across batches and parts."""
+    if not parts:
+        return
+    work = DecodeWork(
+        model.preprocess,
+        options.background,
+        options.max_pixels,
+        options.min_side,
+        options.memory_bytes,
+    )
+    todo = sum(job.inputs.rows_of(part) for part, _ in parts)
+    workers = min(options.workers or available_cpus(), todo)
+    ahead = 2 * options.batch + 2 * workers
+    with DecodePool(work, workers, options.timeout_s, ahead) as pool:
+        decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
+        encoder = PartEncoder(model, options, progress.tell)
+        for part, partly in parts:
+            rows = job.read(part) if partly else None
+            if rows is None:
+                rows = Rows.empty(part * job.inputs.part_rows, job.inputs.read(part))
+            yield part, encoder.encode(rows, decoded)
+
+
+def _to_decode(job: Job, parts: Sequence[tuple[int, bool]]) -> Iterator[Iterator[Entry]]:
+    """What each part needs decoded, in the order in which it is asked for."""
+    for part, partly in parts:
+        entries = job.inputs.read(part)
+        rows = job.read(part) if partly else None
+        if rows is None:
+            yield iter(entries)
+        else:
+            yield (e for e, good in zip(entries, rows.good, strict=True) if not good)

@@ -1,0 +1,172 @@
+"""`vitcli encode PATH... --out DIR`: the job over many images behind `vitcli encode`."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+
+if TYPE_CHECKING:
+    from vitcli.analyses.part_encoder import FolderOptions
+    from vitcli.models import LoadedModel
+
+_FILES = (".npz", ".npy", ".safetensors")
+
+
+def job_option(*names: str, **how: Any) -> Any:
+    """A typer option in the help's panel about many images."""
+    return typer.Option(*names, rich_help_panel="Many images (--out DIR)", **how)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What only a job over many images takes; None is the default of `FolderOptions`."""
+
+    format: Annotated[
+        str | None, job_option("--format", metavar="KIND", help="parquet, npy (+ csv), safetensors.")
+    ] = None
+    vector_dtype: Annotated[
+        str | None, job_option("--vector-dtype", metavar="TYPE", help="float32 or float16.")
+    ] = None
+    norms: Annotated[
+        bool, job_option("--norms", help="Also the norms of each layer's tokens.")
+    ] = False
+    part_rows: Annotated[
+        int | None, job_option("--part-rows", metavar="N", min=1, help="Rows of a part: 1024.")
+    ] = None
+    batch: Annotated[
+        int | None, job_option("--batch", metavar="N", min=1, help="Images in a pass: 16.")
+    ] = None
+    workers: Annotated[
+        int | None,
+        job_option("--workers", metavar="N", min=1, help="Decoding processes: one a core."),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        job_option("--timeout", metavar="S", min=0.001, help="Seconds to decode an image in: 60."),
+    ] = None
+    memory: Annotated[
+        float | None,
+        job_option("--memory", metavar="GIB", min=0.25, help="Bound of each decoding process."),
+    ] = None
+    max_pixels: Annotated[
+        int | None,
+        job_option("--max-pixels", metavar="N", min=1, help="Larger images fail: 178956970."),
+    ] = None
+    min_side: Annotated[
+        int | None, job_option("--min-side", metavar="N", min=1, help="Smaller images fail: 1.")
+    ] = None
+    any_suffix: Annotated[
+        bool, job_option("--any-suffix", help="Every file of a folder, whatever its suffix.")
+    ] = False
+    shard: Annotated[
+        str | None, job_option("--shard", metavar="I/N", help="Only every N-th part, from the I-th.")
+    ] = None
+    retry_failed: Annotated[
+        bool, job_option("--retry-failed", help="Try the failed rows of finished parts again.")
+    ] = False
+    fail_fast: Annotated[bool, job_option("--fail-fast", help="Stop at the first failure.")] = False
+
+    def given(self) -> list[str]:
+        """The options that were set, as the user wrote them."""
+        fields = dataclasses.fields(self)
+        return ["--" + f.name.replace("_", "-") for f in fields if getattr(self, f.name)]
+
+    def to_options(self, kind: str | None, background: str) -> FolderOptions:
+        from vitcli.analyses.part_encoder import FolderOptions
+        from vitcli.inputs.decode import parse_colour
+        from vitcli.jobs.job import parse_shard
+
+        if self.vector_dtype not in (None, "float32", "float16"):
+            raise VitcliError(f"--vector-dtype {self.vector_dtype}: float32 or float16")
+        chosen = {
+            "kind": kind,
+            "format": self.format,
+            "vector_dtype": self.vector_dtype,
+            "part_rows": self.part_rows,
+            "batch": self.batch,
+            "max_pixels": self.max_pixels,
+            "min_side": self.min_side,
+            "timeout_s": self.timeout,
+            "workers": self.workers,
+            "memory_bytes": None if self.memory is None else int(self.memory * 2**30),
+            "shard": None if self.shard is None else parse_shard(self.shard),
+        }
+        return FolderOptions(
+            **{key: value for key, value in chosen.items() if value is not None},
+            norms=self.norms,
+            background=parse_colour(background),
+            retry_failed=self.retry_failed,
+            fail_fast=self.fail_fast,
+        )
+
+
+def is_job(inputs: list[str], out: str | None) -> bool:
+    """Whether inputs or the place for the output speak of many images.
+
+    A folder, glob, list or shard does, and an `--out` that is a folder, ends in `/` or has no
+    suffix.
+
+    Raises:
+        VitcliError: many images, and an `--out` that is a file or not given.
+    """
+    many = next((text for text in inputs if _is_many(text)), None)
+    if out is None:
+        if many is not None:
+            raise VitcliError(f"{many}: many images", "name a folder for their vectors: --out DIR")
+        return False
+    folder = Path(out).is_dir() or out.endswith("/") or not Path(out).suffix
+    if folder and not inputs:
+        raise VitcliError(f"--out {out}: a folder, but no images", "vitcli encode PATH --out DIR")
+    if many is not None and not folder and Path(out).suffix in _FILES:
+        raise VitcliError(f"{many}: many images need a folder", "--out DIR instead of a file")
+    return folder or many is not None
+
+
+def _is_many(text: str) -> bool:
+    if text == "-" or Path(text).is_dir() or text.lower().endswith(".tar"):
+        return True
+    return not os.path.lexists(text) and (text.startswith("@") or glob.has_magic(text))
+
+
+def run_job(
+    request: ModelRequest, inputs: list[str], out: str, job: JobOptions, **how: Any
+) -> None:
+    """Encode, show progress, and answer with the table or JSON; exit code 1 if any image failed."""
+    from vitcli.render.console import answer, answer_text, note, status
+    from vitcli.render.folder import summary, tables, watch_job
+
+    with status("loading torch and the encoder"):
+        from vitcli.analyses.encode_folder import encode_folder
+        from vitcli.jobs.listing import Listing
+        from vitcli.models import load_model
+
+        options = job.to_options(how["tokens"], how["background"])
+        loaded: LoadedModel = load_model(request)
+    listing = Listing(tuple(inputs), job.any_suffix, Path(out))
+    with watch_job("encoding") as watch:
+        result = encode_folder(loaded, listing, Path(out), options, watch)
+    if loaded.fresh:
+        note("fresh weights: the vectors describe the architecture, not the images")
+    if result.skipped_files:
+        kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in result.skipped_files)
+        note(f"left out: {kinds}; --any-suffix takes every file")
+    if result.duplicates:
+        note(f"{result.duplicates:,} inputs were named more than once and have one row")
+    sys.stderr.write(summary(result) + "\n")
+    if how["json"]:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    else:
+        answer(*tables(result))
+    if result.failed:
+        raise typer.Exit(1)
