@@ -25,7 +25,7 @@ from vitcli.jobs.job import Job, begin, count_failures, my_share, only_writer
 from vitcli.jobs.listing import Listing
 from vitcli.jobs.parts import OK, Rows, check_format
 from vitcli.jobs.pool import DecodePool, available_cpus
-from vitcli.jobs.worker import Decoded, DecodeWork
+from vitcli.jobs.worker import DecodeWork
 from vitcli.models import LoadedModel
 from vitcli.results import FailedImage
 from vitcli.results.folder import FailureCount, FolderResult

@@ -31,14 +31,15 @@ class JobOptions:
     """What only a job over many images takes; None is the default of `FolderOptions`."""
 
     format: Annotated[
-        str | None, job_option("--format", metavar="KIND", help="parquet, npy (+ csv), safetensors.")
+        str | None,
+        job_option("--format", metavar="KIND", help="parquet, npy (+ csv), safetensors."),
     ] = None
     vector_dtype: Annotated[
         str | None, job_option("--vector-dtype", metavar="TYPE", help="float32 or float16.")
     ] = None
-    norms: Annotated[
-        bool, job_option("--norms", help="Also the norms of each layer's tokens.")
-    ] = False
+    norms: Annotated[bool, job_option("--norms", help="Also the norms of each layer's tokens.")] = (
+        False
+    )
     part_rows: Annotated[
         int | None, job_option("--part-rows", metavar="N", min=1, help="Rows of a part: 1024.")
     ] = None
@@ -68,7 +69,8 @@ class JobOptions:
         bool, job_option("--any-suffix", help="Every file of a folder, whatever its suffix.")
     ] = False
     shard: Annotated[
-        str | None, job_option("--shard", metavar="I/N", help="Only every N-th part, from the I-th.")
+        str | None,
+        job_option("--shard", metavar="I/N", help="Only every N-th part, from the I-th."),
     ] = None
     retry_failed: Annotated[
         bool, job_option("--retry-failed", help="Try the failed rows of finished parts again.")
@@ -87,7 +89,7 @@ class JobOptions:
 
         if self.vector_dtype not in (None, "float32", "float16"):
             raise VitcliError(f"--vector-dtype {self.vector_dtype}: float32 or float16")
-        chosen = {
+        chosen: dict[str, Any] = {
             "kind": kind,
             "format": self.format,
             "vector_dtype": self.vector_dtype,

@@ -72,9 +72,7 @@ def write_inputs(entries: Iterable[Entry], folder: Path, part_rows: int) -> Inpu
     return InputList(Path(name), count, digest.hexdigest(), duplicates, part_rows, starts)
 
 
-def _sorted(
-    entries: Iterable[Entry], folder: Path, runs: contextlib.ExitStack
-) -> Iterator[Entry]:
+def _sorted(entries: Iterable[Entry], folder: Path, runs: contextlib.ExitStack) -> Iterator[Entry]:
     spilled: list[Iterator[Entry]] = []
     chunk: list[Entry] = []
     for entry in entries:
@@ -92,7 +90,7 @@ def _key(entry: Entry) -> tuple[bytes, int]:
 
 def _spill(chunk: list[Entry], folder: Path, runs: contextlib.ExitStack) -> Iterator[Entry]:
     chunk.sort(key=_key)
-    file: BinaryIO = runs.enter_context(tempfile.TemporaryFile(dir=folder))
+    file: BinaryIO = runs.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
     file.writelines(entry.to_line() for entry in chunk)
     file.seek(0)
     return map(Entry.from_line, file)

@@ -182,9 +182,7 @@ def _load(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _changes(
-    now: dict[str, Any], before: dict[str, Any], old: Path, new: Path
-) -> Iterator[str]:
+def _changes(now: dict[str, Any], before: dict[str, Any], old: Path, new: Path) -> Iterator[str]:
     flat_now, flat_before = dict(_flat(now["settings"])), dict(_flat(before["settings"]))
     for key in {**flat_before, **flat_now}:
         was, is_now = flat_before.get(key), flat_now.get(key)
@@ -224,7 +222,9 @@ def only_writer(folder: Path, shared: bool) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         reason = error.strerror or error
-        raise VitcliError(f"--out {printable(folder)}: {reason}", "choose another folder") from error
+        raise VitcliError(
+            f"--out {printable(folder)}: {reason}", "choose another folder"
+        ) from error
     try:
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -73,7 +73,7 @@ class Listing:
             yield from self._file(text, text)
         else:
             found = False
-            for match in glob.iglob(text, recursive=True):
+            for match in glob.iglob(text, recursive=True):  # noqa: PTH207 (any bytes)
                 found = True
                 if not Path(match).is_dir():
                     yield from self._file(match, match)
@@ -108,7 +108,9 @@ class Listing:
         else:
             yield Entry(name, path)
 
-    def _walk(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
+    def _walk(
+        self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]
+    ) -> Iterator[Entry]:
         """The files below a folder; `prefix` is what their names begin with."""
         try:
             status = Path(folder).stat()
@@ -128,7 +130,7 @@ class Listing:
                     yield from self._file(item.path, prefix + item.name)
 
     def _taken(self, name: str) -> bool:
-        suffix = os.path.splitext(name)[1].lower()
+        suffix = Path(name).suffix.lower()
         if self.any_suffix or suffix in image_suffixes() or suffix == ".tar":
             return True
         self.skipped[suffix] += 1

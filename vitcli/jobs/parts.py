@@ -220,7 +220,8 @@ def _as_columns(rows: Rows, texts: list[tuple[str, bool]]) -> dict[str, list[Any
 
 def _as_rows(columns: dict[str, list[Any]], arrays: dict[str, np.ndarray]) -> Rows:
     count = len(columns["path"])
-    if any(len(values) != count for values in (*columns.values(), *arrays.values())):
+    lengths = [*map(len, columns.values()), *map(len, arrays.values())]
+    if any(length != count for length in lengths):
         raise ValueError("columns of different lengths")
     if "vector" not in arrays:
         raise ValueError("no vectors")

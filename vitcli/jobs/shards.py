@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ def _member(
     any_suffix: bool,
     skipped: Counter[str],
 ) -> Iterator[Entry]:
-    suffix = os.path.splitext(member.name)[1].lower()
+    suffix = Path(member.name).suffix.lower()
     if member.isdir():
         return
     if not any_suffix and suffix not in suffixes:

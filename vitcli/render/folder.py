@@ -22,7 +22,7 @@ Watch = Callable[[int, int, "Counter[str]"], None]
 
 @contextmanager
 def watch_job(title: str) -> Iterator[Watch]:
-    """Rate, time left and failures on stderr: a bar on a terminal, now and then a line in a pipe."""
+    """Rate, time left and failures on stderr: a bar on a terminal, lines in a pipe."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _Plain(title)
