@@ -16,7 +16,7 @@ from typing import Any
 from vitcli.errors import VitcliError
 from vitcli.inputs.paths import printable
 from vitcli.jobs.inputs import InputList, difference
-from vitcli.jobs.parts import FORMATS, PartFormat, Rows
+from vitcli.jobs.parts import FORMATS, PartError, PartFormat, Rows
 
 MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
@@ -49,7 +49,7 @@ class Job:
         """A part that is whole and is this job's; None where it has to be made."""
         try:
             rows, about = self.format.read(self.folder, part)
-        except (OSError, ValueError, KeyError):
+        except PartError:
             return None
         entries = self.inputs.read(part)
         same = rows.names == [entry.name for entry in entries]
@@ -122,7 +122,7 @@ def iterate_parts(folder: Path) -> Iterator[Rows]:
     for part in range(-(-count // settings["part_rows"])):
         try:
             rows, _ = FORMATS[settings["format"]].read(folder, part)
-        except (OSError, ValueError, KeyError) as error:
+        except PartError as error:
             name = FORMATS[settings["format"]].files(folder, part)[0].name
             raise VitcliError(
                 f"{printable(folder)}: {name} is missing or damaged",

@@ -60,6 +60,10 @@ class Rows:
         return np.array([status == OK for status in self.status])
 
 
+class PartError(Exception):
+    """A part that cannot be read."""
+
+
 class PartFormat(ABC):
     """How rows lie in files; `write` gives the same bytes for the same rows."""
 
@@ -72,13 +76,21 @@ class PartFormat(ABC):
     @abstractmethod
     def write(self, folder: Path, part: int, rows: Rows, about: dict[str, Any]) -> None: ...
 
-    @abstractmethod
     def read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
         """The rows and what was said about them.
 
         Raises:
-            OSError, ValueError, KeyError: there is no such part, or it is not whole.
+            PartError: there is no such part, or it is not whole.
         """
+        try:
+            return self._read(folder, part)
+        except (VitcliError, MemoryError):
+            raise
+        except Exception as error:  # each library has its own for a damaged file
+            raise PartError(f"{self.files(folder, part)[0].name}: {error}") from error
+
+    @abstractmethod
+    def _read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]: ...
 
 
 class ParquetParts(PartFormat):
@@ -101,7 +113,7 @@ class ParquetParts(PartFormat):
             plain = ["status", "error"]
             pq.write_table(table, file, use_dictionary=plain, write_page_checksum=True)
 
-    def read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
+    def _read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
         _, pq = _pyarrow()
         path = self.files(folder, part)[0]
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
@@ -133,10 +145,12 @@ class NumpyParts(PartFormat):
         with atomic_write(table) as file:
             file.write(text.getvalue().encode())
 
-    def read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
+    def _read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
         array, table = self.files(folder, part)
-        with table.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
+        text = table.read_bytes().decode()
+        if not text.endswith("\n"):
+            raise ValueError("cut off")
+        rows = list(csv.reader(io.StringIO(text, newline="")))
         (header, first, *_) = rows
         if header != [*_COLUMNS, ABOUT]:
             raise ValueError(f"{table}: other columns")
@@ -160,13 +174,10 @@ class SafetensorsParts(PartFormat):
         with atomic_write(self.files(folder, part)[0]) as file:
             file.write(safetensors.numpy.save(arrays, metadata))
 
-    def read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
-        try:
-            with safetensors.safe_open(self.files(folder, part)[0], "numpy") as file:
-                about = json.loads(file.metadata()[ABOUT])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except safetensors.SafetensorError as error:
-            raise ValueError(str(error)) from error
+    def _read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
+        with safetensors.safe_open(self.files(folder, part)[0], "numpy") as file:
+            about = json.loads(file.metadata()[ABOUT])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         ordered = {name: arrays[name] for name in sorted(arrays, key=lambda n: n != "vector")}
         return _as_rows(about.pop("rows"), ordered), about
 

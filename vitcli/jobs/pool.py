@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from vitcli.errors import VitcliError
 from vitcli.jobs.entries import Entry
-from vitcli.jobs.worker import READY, Decoded, DecodeWork, serve
+from vitcli.jobs.worker import READY, Decoded, DecodeWork, Read, read, serve
 
 _START_S = 120.0
 _STARTS = 3
@@ -38,8 +38,11 @@ class DecodePool:
     most `ahead` images beyond the one that is read next are decoded or waiting.
     """
 
-    def __init__(self, work: DecodeWork, workers: int, timeout_s: float, ahead: int) -> None:
+    def __init__(
+        self, work: DecodeWork, workers: int, timeout_s: float, ahead: int, read: Read = read
+    ) -> None:
         self.work = work
+        self.read = read
         self.timeout_s = timeout_s
         self.ahead = ahead
         self._local = threading.local()
@@ -96,7 +99,7 @@ class DecodePool:
             with self._lock:
                 if self._closed:
                     break
-                worker = _Worker(self.work)
+                worker = _Worker(self.work, self.read)
                 self._running.add(worker)
             if worker.ready():
                 return worker
@@ -114,9 +117,10 @@ class DecodePool:
 class _Worker:
     """One process and our end of its pipe."""
 
-    def __init__(self, work: DecodeWork) -> None:
+    def __init__(self, work: DecodeWork, read: Read) -> None:
         self.connection, theirs = _NEW.Pipe()
-        self._process: BaseProcess = _NEW.Process(target=serve, args=(theirs, work), daemon=True)
+        what = (theirs, work, read)
+        self._process: BaseProcess = _NEW.Process(target=serve, args=what, daemon=True)
         self._process.start()
         theirs.close()
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,7 +49,10 @@ class Decoded:
     error: str = ""
 
 
-def serve(connection: Connection, work: DecodeWork) -> None:
+Read = Callable[[Entry, "DecodeWork"], "Decoded"]
+
+
+def serve(connection: Connection, work: DecodeWork, read: Read) -> None:
     """Answer each `Entry` with a `Decoded` until the other end is closed."""
     _settle(work.memory_bytes)
     connection.send(READY)
