@@ -86,6 +86,9 @@ def compare(
         from vitcli.models import load_model
 
         loaded = [load_model(request) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
     with progress("comparing") as advance:
         result = analysis(
             loaded[0],
