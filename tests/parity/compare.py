@@ -40,8 +40,10 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def images(height: int, width: int, seed: int = 1, batch: int = 2) -> Tensor:
+    """Small values, so that the eps of the first norm is seen."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, height, width, generator=generator, dtype=torch.float64)
+    noise = torch.randn(batch, 3, height, width, generator=generator, dtype=torch.float64)
+    return noise * 0.05
 
 
 @torch.no_grad()

@@ -10,6 +10,16 @@ from typing import Any
 Shapes = Mapping[str, tuple[int, ...]]
 """State-dict names of ours to shapes."""
 
+MODULES = {
+    "patch_bias": "front_end.projection.bias",
+    "cls_token": "front_end.prefix.cls",
+    "dist_token": "front_end.prefix.dist",
+    "ln_pre": "front_end.norm.",
+    "final_norm": "vit.norm.",
+    "pool_norm": "pool_norm.",
+}
+"""Switches to the names whose presence turns them on."""
+
 _BLOCK = re.compile(r"vit\.blocks\.(\d+)\.(.+)")
 
 
@@ -22,15 +32,11 @@ def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
     patch = shapes.get("front_end.projection.weight", ())
     if len(patch) == 4:
         told |= {"hidden": patch[0], "channels": patch[1], "patch_size": patch[2]}
-    told["patch_bias"] = "front_end.projection.bias" in shapes
-    told["cls_token"] = "front_end.prefix.cls" in shapes
-    told["dist_token"] = "front_end.prefix.dist" in shapes
+    for key, module in MODULES.items():
+        told[key] = any(name.startswith(module) for name in shapes)
     told["registers"] = shapes.get("front_end.prefix.registers", (0,))[0]
-    told["ln_pre"] = "front_end.norm.weight" in shapes
-    told["final_norm"] = "vit.norm.weight" in shapes
-    told["pool_norm"] = "pool_norm.weight" in shapes
     told |= _blocks(shapes)
-    if "pooling.probe" in shapes:
+    if any(name.startswith("pooling.") for name in shapes):
         told["pooling"] = "map"
     for name in ("head.linear.weight", "head.cls.weight", "head.fc2.weight"):
         if name in shapes:
