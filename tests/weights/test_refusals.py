@@ -1,4 +1,4 @@
-"""What cannot be loaded whole and certain is refused, and the refusal says why and what settles it."""
+"""What cannot be loaded whole and certain is refused, with the reason and what settles it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -113,7 +112,7 @@ def test_own_snapshots_are_bit_exact(folder: Path, tmp_path: Path) -> None:
         assert same_weights(first.encoder, again.encoder)
         assert again.report.family == "vitcli"
         assert again.report.preprocess_by == "config.yaml"
-    assert sorted(os.listdir(tmp_path)) == ["own", "vit"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["own", "vit"]
 
 
 def test_loaded_parameters_are_leaves_that_can_be_trained(folder: Path) -> None:
