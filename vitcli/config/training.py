@@ -52,7 +52,7 @@ class ShapesData(Section):
     classes: _words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
     train_size: PositiveInt = 16_384
     val_size: PositiveInt = 2_048
-    difficulty: Fraction = 0.5
+    difficulty: Fraction = 0.25
     """0 to 1: more rotation, less contrast, more noise."""
 
     @model_validator(mode="after")
@@ -138,7 +138,7 @@ class TrainConfig(Section):
     accumulate: PositiveInt = 1
     """Micro-batches that a step is split into."""
 
-    lr: PositiveFloat = 1e-3
+    lr: PositiveFloat = 5e-4
     warmup: float | int = Field(default=0, ge=0)
     """Linear warm-up: a fraction of all steps below 1, else a number of steps."""
     schedule: Literal["cosine", "constant"] = "cosine"

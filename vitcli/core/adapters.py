@@ -113,7 +113,7 @@ def adapt_heads(
             rank,
             alpha / rank,
             generator,
-        ).to(attention.proj.weight.device)
+        ).to(attention.proj.weight)
 
 
 def adapter_state(encoder: nn.Module) -> dict[str, Tensor]:

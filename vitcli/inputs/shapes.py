@@ -135,7 +135,7 @@ class Shapes:
         """The part of each pixel that the shape covers, (B, height, width)."""
         height, width = self.size
         side = min(height, width)
-        radius = side * (0.15 + 0.13 * u[:, 1])  # pixels, of the circle of equal area
+        radius = side * (0.2 + 0.09 * u[:, 1])  # pixels, of the circle of equal area
         margin = REACH * radius
         column = margin + u[:, 2] * (width - 2 * margin)
         row = margin + u[:, 3] * (height - 2 * margin)

@@ -41,7 +41,8 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
     """The first module, in the order of the forward pass, that gives NaN or infinity.
 
     If its parameters are the cause, they are named instead; if the forward pass is sound, the
-    parameter nearest the loss whose gradient is not finite; None if all is finite.
+    parameter nearest the loss whose gradient is not finite, or the one with the largest gradient
+    where only the norm overflows; None without gradients.
     """
     bad: list[str] = []
     with _watched(model, bad):
@@ -53,7 +54,12 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
             if not is_finite(p)
         ]
         return wrong[0] if wrong else f"{bad[0]} (output)"
-    gradients = [
-        name for name, p in model.named_parameters() if p.grad is not None and not is_finite(p.grad)
-    ]
-    return f"{gradients[-1]} (gradient)" if gradients else None
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    broken = [name for name, gradient in gradients.items() if not is_finite(gradient)]
+    if broken:
+        return f"{broken[-1]} (gradient)"
+    if not gradients:
+        return None
+    # Every entry is finite and only their sum of squares is not: name the largest.
+    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
+    return f"{largest} (largest gradient)"
