@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
+from vitcli.weights.tensors import LazyTensor
 
 Value = Any
 """A config value: a number, a string, a bool, None or a tuple."""
@@ -30,6 +31,17 @@ class From:
 
     sources: tuple[str, ...]
     make: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """What `read` finds in the foreign tensor of this name (a template; any block stands for all).
+
+    For what no tensor of ours shows, such as the head count in the shape of a kernel.
+    """
+
+    source: str
+    read: Callable[[LazyTensor], Value]
 
 
 Renames = Mapping[str, str | From]
@@ -111,6 +123,10 @@ class Family:
         config_file: the JSON file beside the weights that the settings are in.
         any_prefix_rows: the table's prefix rows follow from its length (timm) in place of being
             those of CLS and distillation.
+        wrappers: keys, one of which the file holds its state dict under; empty for any or none.
+        tells: our settings, or keys that begin with `_`, that single foreign tensors tell.
+        flatten: lays a config that is nested in the library's own way flat, for `settings`; raises
+            ValueError for what it does not know.
         preprocess: the preprocessing, where the library has one for the whole family.
     """
 
@@ -134,4 +150,7 @@ class Family:
     section: str = "vision_config"
     config_file: str = "config.json"
     any_prefix_rows: bool = False
+    wrappers: tuple[str, ...] = ()
+    tells: Mapping[str, Tell] = field(default_factory=dict)
+    flatten: Callable[[Mapping[str, Any]], Mapping[str, Value]] | None = None
     preprocess: Callable[[EncoderConfig], PreprocessConfig] | None = None

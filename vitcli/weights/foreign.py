@@ -31,8 +31,11 @@ def read_settings(
     Raises:
         VitcliError: a value that we cannot follow, or a key that we do not know.
     """
-    section, nested = section_of(config, family.section)
     file = family.config_file
+    if family.flatten:
+        section, nested = _flat(config, family), True
+    else:
+        section, nested = section_of(config, family.section)
     stated: dict[str, Any] = {}
     implied: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -63,6 +66,17 @@ def read_settings(
             "if they do not change the encoder's numbers, take them out of a copy of the config",
         )
     return stated, implied, origins
+
+
+def _flat(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    assert family.flatten is not None
+    try:
+        return dict(family.flatten(config))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise VitcliError(
+            f"{family.config_file}: not a config of {family.library} that is known here ({error})",
+            "--preset NAME beside a copy of the weights without it, or --set encoder.KEY=VALUE",
+        ) from error
 
 
 def _off(value: Any) -> bool:

@@ -62,6 +62,8 @@ class Match:
     """Our state-dict names to what they are made from; incomplete parts included."""
     used: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
+    told: dict[str, Any] = field(default_factory=dict)
+    """Settings that single foreign tensors tell, by Family.tells."""
     left: set[str] = field(default_factory=set)
     """Names in the file that are neither used nor matched by a drop rule."""
 
@@ -94,6 +96,8 @@ def detect(
     """
     fits: list[tuple[Family, str, dict[str, str]]] = []
     for family in families:
+        if family.wrappers and tensors.wrapper not in family.wrappers:
+            continue
         for prefix in family.prefixes:
             if not any(name.startswith(prefix) for name in tensors):
                 continue
@@ -171,6 +175,10 @@ def assign(tensors: Tensors, family: Family, prefix: str, spelled: Mapping[str, 
             match.dropped.add(spelled[name])
         else:
             match.left.add(spelled[name])
+    for key, tell in family.tells.items():
+        source = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
+        if source is not None:
+            match.told[key] = tell.read(tensors[spelled[source]])
     return match
 
 

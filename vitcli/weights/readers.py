@@ -92,7 +92,7 @@ def _tensors(file: Path) -> tuple[Tensors, tuple[Path, ...]]:
     for shard in shards:
         if shard.parent != file.parent or not shard.is_file():
             raise VitcliError(f"{file} names {shard.name}, which is not there", "copy all shards")
-    found: Tensors = {}
+    found = Tensors()
     for shard in shards:
         found |= read_tensors(shard)
     if lost := sorted(set(shard_of) - set(found)):

@@ -106,7 +106,7 @@ def settle(
     by_user = {key: asked.source(("encoder", *key.split("."))) for key in user}
 
     claims = _Claims()
-    told = told_by_shapes(shapes)
+    told = told_by_shapes(shapes) | match.told
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
         chosen.add("head_dim")
@@ -129,18 +129,18 @@ def settle(
     for key, function in decided.items():
         if callable(function):
             with contextlib.suppress(KeyError):  # what it needs is not known: neither is the key
-                claims.add({key: function(claims.values())}, by_family)
+                claims.add({key: function({**preset_values, **claims.values()})}, by_family)
     if has_layer_scale(shapes):
         claims.add({"layer_scale": 1.0}, "the tensors")
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 
-    for key in family.needs:
-        if key not in claims.settled:
-            raise VitcliError(
-                f"neither the tensors nor a config tell {key} of this {family.name} encoder",
-                f"--preset NAME, or --set encoder.{key}=VALUE",
-            )
+    if unknown := [key for key in family.needs if key not in claims.settled]:
+        raise VitcliError(
+            f"neither the tensors nor a config tell {', '.join(unknown)} "
+            f"of this {family.name} encoder",
+            "--preset NAME, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
+        )
     config = _validated(claims, preset, overrides)
     return config, tuple(s for s in claims.settled.values() if not s.key.startswith("_"))
 

@@ -66,6 +66,8 @@ def _blocks(shapes: Shapes) -> dict[str, Any]:
         )
         whole = blocks["attention.q_norm.weight"] == blocks.get("norm1.weight")
         told["attention.qk_norm"] = "width" if whole else "head"
+        if not whole and blocks.get("norm1.weight"):
+            told["heads"] = blocks["norm1.weight"][0] // blocks["attention.q_norm.weight"][0]
     else:
         told["attention.qk_norm"] = "none"
     first, second = blocks.get("feed_forward.fc1.weight"), blocks.get("feed_forward.fc2.weight")

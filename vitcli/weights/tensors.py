@@ -53,12 +53,18 @@ class LazyTensor:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-Tensors = dict[str, LazyTensor]
+class Tensors(dict[str, LazyTensor]):
+    """Tensors by name."""
+
+    wrapper: str | None = None
+    """The key of WRAPPERS that they stood under in their file."""
 
 
 def lazy(tensors: Mapping[str, Tensor]) -> Tensors:
     """Tensors in memory in the form that files have."""
-    return {n: LazyTensor(tuple(t.shape), t.dtype, partial(_given, t)) for n, t in tensors.items()}
+    return Tensors(
+        {n: LazyTensor(tuple(t.shape), t.dtype, partial(_given, t)) for n, t in tensors.items()}
+    )
 
 
 def _given(tensor: Tensor) -> Tensor:
@@ -109,7 +115,7 @@ def read_safetensors(path: Path) -> Tensors:
     try:
         opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
         with opened as file:
-            found: Tensors = {}
+            found = Tensors()
             for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
                 header = file.get_slice(name)
                 dtype = _SAFETENSORS_DTYPES.get(header.get_dtype())
@@ -154,22 +160,26 @@ def read_torch(path: Path) -> Tensors:
             f"{path}: truncated or not a PyTorch checkpoint ({_first_line(error)})",
             "download or copy it again",
         ) from error
-    return lazy(_state_dict(content, path))
+    return _state_dict(content, path)
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(content: Any, path: Path) -> Tensors:
     """The state dict, out of the wrappers that training code puts around it."""
+    wrapper: str | None = None
     while isinstance(content, dict):
         tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)}
-        inner = next((content[k] for k in WRAPPERS if isinstance(content.get(k), dict)), None)
+        key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        inner = content[key] if key else None
         if tensors and not (inner and len(tensors) < len(inner)):
             for prefix in WRAPPED_NAMES:
                 if all(name.startswith(prefix) for name in tensors):
                     tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
-            return tensors
+            found = lazy(tensors)
+            found.wrapper = wrapper
+            return found
         if inner is None:
             break
-        content = inner
+        content, wrapper = inner, key
     keys = (
         ", ".join(map(str, content))[:80] if isinstance(content, dict) else type(content).__name__
     )
@@ -197,7 +207,7 @@ def read_npz(path: Path) -> Tensors:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
-            found: Tensors = {}
+            found = Tensors()
             for name in names:
                 with archive.open(name) as member:
                     version = np.lib.format.read_magic(member)
