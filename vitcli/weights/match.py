@@ -176,9 +176,9 @@ def assign(tensors: Tensors, family: Family, prefix: str, spelled: Mapping[str, 
         else:
             match.left.add(spelled[name])
     for key, tell in family.tells.items():
-        source = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
-        if source is not None:
-            match.told[key] = tell.read(tensors[spelled[source]])
+        teller = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
+        if teller is not None:
+            match.told[key] = tell.read(tensors[spelled[teller]])
     return match
 
 
