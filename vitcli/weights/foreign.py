@@ -53,7 +53,7 @@ def read_settings(
                 origins[to.key] = f"{file}: {key}"
         elif nested and to.key is not None and to.default is not None:
             implied[to.key] = to.default
-            origins[to.key] = f"{family.library}'s default of {key}"
+            origins[to.key] = f"the default that {family.library} has for {key}"
     unknown = [
         key
         for key, value in section.items()

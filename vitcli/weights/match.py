@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -94,18 +94,20 @@ def detect(
     Raises:
         VitcliError: no family fits the names, or none that fits answers to `model_type`.
     """
-    fits: list[tuple[Family, str, dict[str, str]]] = []
+    fits: list[tuple[Family, str]] = []
+    # Names that differ in a part that is a number are of one kind; one of each is enough to see.
+    kinds = list({re.sub(r"\.\d+\.", ".#.", name): name for name in tensors}.values())
     for family in families:
         if family.wrappers and tensors.wrapper not in family.wrappers:
             continue
         for prefix in family.prefixes:
-            if not any(name.startswith(prefix) for name in tensors):
+            if not any(name.startswith(prefix) for name in kinds):
                 continue
-            spelled = _spell(tensors, prefix, family)
+            spelled = {_spell(name, prefix, family) for name in kinds}
             if _has_all(spelled, family.signature) and not any(
                 _has(spelled, name) for name in family.absent
             ):
-                fits.append((family, prefix, spelled))
+                fits.append((family, prefix))
                 break
     if not fits:
         some = ", ".join(sorted(tensors)[:4])
@@ -113,24 +115,27 @@ def detect(
             f"the tensors fit no family that is known (they begin {some})",
             "`vitcli families` lists what is read",
         )
-    if model_type is None:
-        return fits[0]
-    for fit in fits:
-        if not fit[0].model_types or model_type in fit[0].model_types:
-            return fit
-    names = ", ".join(family.name for family, _, _ in fits)
+    for family, prefix in fits:
+        if not (model_type and family.model_types) or model_type in family.model_types:
+            return family, prefix, _spell_all(tensors, prefix, family)
+    names = ", ".join(family.name for family, _ in fits)
     raise VitcliError(
         f"the config says model_type {model_type!r}, the tensors are named as in {names}",
         "`vitcli families` lists what is read; is config.json that of these weights?",
     )
 
 
-def _spell(names: Iterable[str], prefix: str, family: Family) -> dict[str, str]:
+def _spell(name: str, prefix: str, family: Family) -> str:
+    name = name.removeprefix(prefix)
+    for pattern, replacement in family.aliases:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _spell_all(names: Iterable[str], prefix: str, family: Family) -> dict[str, str]:
     spelled: dict[str, str] = {}
     for name in names:
-        short = name.removeprefix(prefix)
-        for pattern, replacement in family.aliases:
-            short = re.sub(pattern, replacement, short)
+        short = _spell(name, prefix, family)
         if short in spelled:
             raise VitcliError(
                 f"{spelled[short]} and {name} are the same tensor in two spellings",
@@ -140,11 +145,11 @@ def _spell(names: Iterable[str], prefix: str, family: Family) -> dict[str, str]:
     return spelled
 
 
-def _has(spelled: Mapping[str, str], template: str) -> bool:
+def _has(spelled: Iterable[str], template: str) -> bool:
     return any(_pattern(template).fullmatch(name) for name in spelled)
 
 
-def _has_all(spelled: Mapping[str, str], templates: Iterable[str]) -> bool:
+def _has_all(spelled: Collection[str], templates: Iterable[str]) -> bool:
     return all(_has(spelled, template) for template in templates)
 
 

@@ -74,7 +74,12 @@ def _full_blocks(found: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(block for block in found["_full_blocks"] if block < found["depth"])
 
 
+def _theta_of_old_configs(_: Mapping[str, Any]) -> float:
+    return 10000.0  # transformers 4 had it in its code, so its configs do not say it
+
+
 FIXED = {
+    "rope.theta": _theta_of_old_configs,
     "position": "rope2d",
     "rope.coordinates": "index",
     "rope.layout": "half",
@@ -101,7 +106,7 @@ QWEN2 = Family(
     },
     ignored=(*IGNORED_HERE, "mlp_ratio"),
     fixed=FIXED,
-    needs=("heads", "activation", "rope.theta"),
+    needs=("heads", "activation"),
 )
 QWEN2_5 = Family(
     name="hf-qwen2.5-vl",
@@ -132,6 +137,6 @@ QWEN2_5 = Family(
         "attention.window": _window,
         "attention.full_blocks": _full_blocks,
     },
-    needs=("heads", "activation", "rope.theta", "attention.window", "attention.full_blocks"),
+    needs=("heads", "activation", "attention.window", "attention.full_blocks"),
 )
 FAMILIES = (QWEN2, QWEN2_5)
