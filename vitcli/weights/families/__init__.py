@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from vitcli.weights.families import hf_clip, hf_dino, hf_internvl, hf_qwen, hf_vit
+from vitcli.weights.families import (
+    hf_clip,
+    hf_dino,
+    hf_internvl,
+    hf_qwen,
+    hf_vit,
+    timm_eva,
+    timm_vit,
+)
 from vitcli.weights.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -11,4 +19,6 @@ FAMILIES: tuple[Family, ...] = (
     *hf_clip.FAMILIES,
     *hf_internvl.FAMILIES,
     *hf_qwen.FAMILIES,
+    *timm_eva.FAMILIES,
+    *timm_vit.FAMILIES,
 )

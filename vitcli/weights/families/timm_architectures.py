@@ -1,0 +1,232 @@
+"""timm's architecture names as the hyper-parameters they stand for.
+
+The name in a timm config.json is a value like any other: it says what the tensors do not, which
+is the head count, the activation, the norms' eps and the pooling. Everything else is in the
+tensors. A name that is missing here is one whose blocks are built otherwise (parallel branches,
+differential attention, norms inside a branch) or rotate otherwise (EVA-02, mixed RoPE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Settings that many share, then names by head count.
+_VISION_TRANSFORMER: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
+    (
+        {"act_layer": "gelu", "norm_eps": 1e-06, "global_pool": "avg"},
+        {
+            2: "test_vit2",
+            3: "test_vit4",
+            4: "vit_wee_patch16_reg1_gap_256",
+            5: "vit_little_patch16_reg1_gap_256 vit_little_patch16_reg4_gap_256",
+            8: """
+                vit_medium_patch16_gap_240 vit_medium_patch16_gap_256 vit_medium_patch16_gap_384
+                vit_medium_patch16_reg1_gap_256 vit_medium_patch16_reg4_gap_256
+                vit_mediumd_patch16_reg4_gap_256 vit_mediumd_patch16_reg4_gap_384
+            """,
+            10: """
+                vit_betwixt_patch16_gap_256 vit_betwixt_patch16_reg1_gap_256
+                vit_betwixt_patch16_reg4_gap_256 vit_betwixt_patch16_reg4_gap_384
+            """,
+            12: """
+                vit_base_patch16_reg4_gap_256 vit_base_patch16_siglip_gap_224
+                vit_base_patch16_siglip_gap_256 vit_base_patch16_siglip_gap_384
+                vit_base_patch16_siglip_gap_512
+            """,
+            13: """
+                vit_so150m2_patch16_reg1_gap_256 vit_so150m2_patch16_reg1_gap_384
+                vit_so150m2_patch16_reg1_gap_448
+            """,
+            14: "vit_so150m_patch16_reg4_gap_256 vit_so150m_patch16_reg4_gap_384",
+            16: """
+                eva_large_patch14_196 eva_large_patch14_336 vit_base_patch16_gap_224
+                vit_giant_patch16_gap_224 vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
+                vit_large_patch16_siglip_gap_256 vit_large_patch16_siglip_gap_384
+                vit_so400m_patch14_siglip_gap_224 vit_so400m_patch14_siglip_gap_378
+                vit_so400m_patch14_siglip_gap_384 vit_so400m_patch14_siglip_gap_448
+                vit_so400m_patch14_siglip_gap_896
+            """,
+        },
+    ),
+    (
+        {"act_layer": "gelu", "norm_eps": 1e-06, "global_pool": "map"},
+        {
+            12: """
+                vit_base_patch16_siglip_224 vit_base_patch16_siglip_256
+                vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
+            """,
+            14: "vit_so150m_patch16_reg4_map_256",
+            16: """
+                vit_large_patch16_siglip_256 vit_large_patch16_siglip_384
+                vit_so400m_patch14_siglip_224 vit_so400m_patch14_siglip_378
+                vit_so400m_patch14_siglip_384
+            """,
+        },
+    ),
+    (
+        {"act_layer": "gelu", "norm_eps": 1e-06, "global_pool": "token"},
+        {
+            2: "test_vit",
+            3: """
+                deit_tiny_distilled_patch16_224 deit_tiny_patch16_224 vit_tiny_patch16_224
+                vit_tiny_patch16_384
+            """,
+            6: """
+                deit3_small_patch16_224 deit3_small_patch16_384 deit_small_distilled_patch16_224
+                deit_small_patch16_224 flexivit_small vit_small_patch14_dinov2
+                vit_small_patch14_reg4_dinov2 vit_small_patch16_224 vit_small_patch16_36x1_224
+                vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384
+                vit_small_patch8_224
+            """,
+            8: "deit3_medium_patch16_224",
+            12: """
+                deit3_base_patch16_224 deit3_base_patch16_384 deit_base_distilled_patch16_224
+                deit_base_distilled_patch16_384 deit_base_patch16_224 deit_base_patch16_384
+                flexivit_base vit_base_patch14_dinov2 vit_base_patch14_reg1_tipsv2
+                vit_base_patch14_reg4_dinov2 vit_base_patch16_224 vit_base_patch16_224_miil
+                vit_base_patch16_384 vit_base_patch16_radio_v3 vit_base_patch32_224
+                vit_base_patch32_384 vit_base_patch8_224
+            """,
+            14: "vit_base_patch16_plus_240 vit_base_patch32_plus_256",
+            16: """
+                deit3_huge_patch14_224 deit3_large_patch16_224 deit3_large_patch16_384
+                flexivit_large vit_giant_patch14_224 vit_gigantic_patch14_224 vit_huge_patch14_224
+                vit_huge_patch16_radio_v3 vit_huge_patch16_radio_v4 vit_intern300m_patch14_448
+                vit_large_patch14_224 vit_large_patch14_dinov2 vit_large_patch14_reg1_tipsv2
+                vit_large_patch14_reg4_dinov2 vit_large_patch16_224 vit_large_patch16_384
+                vit_large_patch16_radio_v3 vit_large_patch32_224 vit_large_patch32_384
+                vit_so400m_patch14_reg1_tipsv2 vit_so400m_patch16_radio_v4
+            """,
+            24: "vit_giant_patch16_radio_v3",
+        },
+    ),
+    (
+        {"act_layer": "gelu", "norm_eps": 1e-05, "global_pool": "token"},
+        {
+            4: "vit_xsmall_patch16_clip_224",
+            8: "vit_medium_patch16_clip_224 vit_medium_patch32_clip_224",
+            10: "vit_betwixt_patch32_clip_224",
+            12: """
+                vit_base_patch16_clip_224 vit_base_patch16_clip_384 vit_base_patch32_clip_224
+                vit_base_patch32_clip_256 vit_base_patch32_clip_384 vit_base_patch32_clip_448
+            """,
+            14: "vit_base_patch16_plus_clip_240",
+            16: """
+                vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_224
+                vit_gigantic_patch14_clip_378 vit_huge_patch14_clip_224 vit_huge_patch14_clip_336
+                vit_huge_patch14_clip_378 vit_large_patch14_clip_224 vit_large_patch14_clip_336
+            """,
+        },
+    ),
+    (
+        {"act_layer": "gelu_tanh", "norm_eps": 1e-06, "global_pool": "avg"},
+        {
+            12: "vit_base_patch32_siglip_gap_256",
+            16: """
+                vit_giantopt_patch16_siglip_gap_256 vit_giantopt_patch16_siglip_gap_384
+                vit_large_patch16_siglip_gap_512 vit_so400m_patch16_siglip_gap_256
+                vit_so400m_patch16_siglip_gap_384 vit_so400m_patch16_siglip_gap_512
+            """,
+        },
+    ),
+    (
+        {"act_layer": "gelu_tanh", "norm_eps": 1e-06, "global_pool": "map"},
+        {
+            12: "vit_base_patch32_siglip_256",
+            16: """
+                vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384
+                vit_large_patch16_siglip_512 vit_so400m_patch16_siglip_256
+                vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
+            """,
+        },
+    ),
+    (
+        {"act_layer": "quick_gelu", "norm_eps": 1e-05, "global_pool": "token"},
+        {
+            12: "vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_quickgelu_224",
+            16: """
+                vit_gigantic_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_224
+                vit_huge_patch14_clip_quickgelu_378 vit_large_patch14_clip_quickgelu_224
+                vit_large_patch14_clip_quickgelu_336
+            """,
+        },
+    ),
+    (
+        {"act_layer": "silu", "norm_eps": 1e-06, "global_pool": "token"},
+        {
+            24: """
+                vit_giant_patch14_dinov2 vit_giant_patch14_reg1_tipsv2
+                vit_giant_patch14_reg4_dinov2
+            """,
+        },
+    ),
+)
+
+_DINOV3 = {
+    "norm_eps": 1e-5,
+    "rope_type": "dinov3",
+    "rope_temperature": 100.0,
+    "rope_layout": "half",
+}
+_REFERENCE_ROPE = {
+    "norm_eps": 1e-6,
+    "global_pool": "avg",
+    "rope_type": "cat",
+    "rope_temperature": 10000.0,
+    "rope_layout": "interleaved",
+    "ref_feat_shape": (16, 16),
+}
+_EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
+    (
+        {**_DINOV3, "global_pool": "avg"},
+        {
+            3: "vit_tiny_patch16_dinov3_qkvb",
+            6: """
+                vit_small_patch16_dinov3 vit_small_patch16_dinov3_qkvb
+                vit_small_plus_patch16_dinov3 vit_small_plus_patch16_dinov3_qkvb
+            """,
+            12: "vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb",
+            16: "vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb",
+            20: "vit_huge_plus_patch16_dinov3 vit_huge_plus_patch16_dinov3_qkvb",
+            32: "vit_7b_patch16_dinov3",
+        },
+    ),
+    (
+        {**_DINOV3, "global_pool": "token"},
+        {
+            6: "vit_small_patch16_lingbot",
+            12: "vit_base_patch16_lingbot",
+            16: "vit_large_patch16_lingbot",
+            24: "vit_giant_patch16_lingbot",
+        },
+    ),
+    (
+        _REFERENCE_ROPE,
+        {
+            8: "vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256",
+            10: "vit_betwixt_patch16_rope_reg4_gap_256",
+            12: "vit_base_patch16_rope_reg1_gap_256",
+        },
+    ),
+    (
+        {"norm_eps": 1e-6, "global_pool": "avg"},
+        {16: "eva_giant_patch14_224 eva_giant_patch14_336 eva_giant_patch14_560"},
+    ),
+    ({"norm_eps": 1e-6, "global_pool": "token"}, {16: "eva_giant_patch14_clip_224"}),
+)
+
+
+def _by_name(
+    groups: tuple[tuple[dict[str, Any], dict[int, str]], ...],
+) -> dict[str, Mapping[str, Any]]:
+    return {
+        name: {**shared, "num_heads": heads}
+        for shared, by_heads in groups
+        for heads, names in by_heads.items()
+        for name in names.split()
+    }
+
+
+VISION_TRANSFORMERS = _by_name(_VISION_TRANSFORMER)
+EVAS = _by_name(_EVA)
