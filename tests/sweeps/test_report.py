@@ -130,3 +130,6 @@ def test_dotted_paths() -> None:
     assert lookup(value, "a.0") == "zero"
     assert lookup(value, "a.0.b") is None
     assert lookup(value, "nothing.*.x") == []
+    parts = {"parts": [{"name": "FFN", "share": 0.6}, {"name": "norms", "share": 0.1}, 3]}
+    assert lookup(parts, "parts.norms.share") == 0.1
+    assert lookup(parts, "parts.softmax.share") is None

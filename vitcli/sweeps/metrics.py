@@ -8,8 +8,8 @@ from typing import Any
 def lookup(value: Any, path: str) -> Any:
     """What stands at a dotted path: `result.val_accuracy`, `runs.0.wall_s.median`.
 
-    `-1` is the last item of a list, `*` every item: `history.*.loss` is a list. None where there is
-    nothing.
+    In a list, `-1` is the last item, a word the item of that `name` (`runs.0.components.FFN.share`)
+    and `*` every item: `history.*.loss` is a list. None where there is nothing.
     """
     parts = path.split(".")
     for index, part in enumerate(parts):
@@ -22,6 +22,9 @@ def lookup(value: Any, path: str) -> Any:
         elif isinstance(value, list) and part.lstrip("-").isdecimal():
             position = int(part)
             value = value[position] if -len(value) <= position < len(value) else None
+        elif isinstance(value, list):
+            named = (item for item in value if isinstance(item, dict) and item.get("name") == part)
+            value = next(named, None)
         else:
             return None
     return value

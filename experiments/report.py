@@ -1,0 +1,102 @@
+"""Writes what the sweeps have found into experiments/README.md, tables and figures.
+
+    python experiments/report.py [RUNS]
+
+For each block `<!-- begin NAME -->` … `<!-- end NAME -->` of the README it asks
+`vitcli sweep --report RUNS/NAME` for the table and the figure, as a user would. A sweep that has
+not been run keeps the block it had. RUNS is `runs`; VITCLI is the program to run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FIGURES = {
+    "lora-rank": ("--where", "lr!=1e-9", "--group", "lora,lora_rank", "--plot-kind", "lines"),
+    "patch-size": ("--plot-kind", "lines"),
+    "profile-resolution": ("--metric", "ffn", "--plot-kind", "bars"),
+    "profile-vit-b16": ("--metric", "ffn", "--plot-kind", "bars"),
+    "ffn-width": ("--group", "data.train_size,encoder.mlp_hidden", "--plot-kind", "bars"),
+}
+"""How a sweep is drawn where its shape alone does not say it best."""
+
+
+def main() -> None:
+    runs = Path(sys.argv[1] if len(sys.argv) > 1 else "runs")
+    readme = HERE / "README.md"
+    text = readme.read_text()
+    for name in re.findall(r"<!-- begin (\S+) -->", text):
+        if not (runs / name / "sweep.yaml").exists():
+            print(f"{name}: not run, left as it is", file=sys.stderr)
+            continue
+        block = section(name, runs / name)
+        text = re.sub(
+            rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)",
+            lambda match, block=block: match[1] + block + match[2],
+            text,
+            flags=re.DOTALL,
+        )
+    readme.write_text(text)
+
+
+def section(name: str, place: Path) -> str:
+    """Markdown: how it was run and how long it took, the table, the figure."""
+    report = json.loads(vitcli("sweep", "--report", str(place), "--json"))
+    figure = HERE / "figures" / f"{name}.png"
+    figure.parent.mkdir(exist_ok=True)
+    if report["groups"] and any(group["metrics"] for group in report["groups"]):
+        vitcli("sweep", "--report", str(place), "--plot", str(figure), *FIGURES.get(name, ()))
+    states = ", ".join(f"{count} {state}" for state, count in sorted(report["states"].items()))
+    seconds = sum(trial["wall_s"] or 0 for trial in report["trials"])
+    lines = [
+        f"`vitcli sweep experiments/{name}.yaml` — {states}; {seconds / 60:.0f} minutes of trials.",
+        "",
+        *table(report),
+        "",
+    ]
+    if figure.exists():
+        lines += [f"![{report['question']}](figures/{name}.png)", ""]
+    return "\n".join(lines)
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """The groups as a Markdown table: mean ± sample standard deviation, and how many trials."""
+    keys, metrics = report["grouped_by"], report["metrics"]
+    head = [*(key.rsplit(".", 1)[-1] for key in keys), *metrics, "n"]
+    rows = [head, ["---"] * len(head)]
+    for group in report["groups"]:
+        cells = [str(value) for value in group["params"].values()]
+        cells += [cell(group, name) for name in metrics]
+        rows.append([*cells, str(len(group["trials"]))])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def cell(group: dict[str, Any], name: str) -> str:
+    if name in group["metrics"]:
+        spread = group["metrics"][name]
+        if spread["min"] == spread["max"]:
+            mean = spread["mean"]
+            return f"{mean:,.0f}" if mean == int(mean) else f"{mean:.4g}"
+        around = "" if spread["std"] is None else f" ± {spread['std']:.2g}"
+        return f"{spread['mean']:.4g}{around}"
+    return ", ".join(f"{word} {count}" for word, count in group["words"].get(name, {}).items())
+
+
+def vitcli(*arguments: str) -> str:
+    """What the command prints; its talk goes to this process's stderr."""
+    program = shlex.split(os.environ.get("VITCLI", "vitcli"))
+    return subprocess.run(
+        [*program, *arguments], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+if __name__ == "__main__":
+    main()

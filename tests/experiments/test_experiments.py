@@ -1,0 +1,131 @@
+"""Every file in experiments/ is one that works: sweeps, configs and scripts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vitcli.cli import app
+from vitcli.cli.commands import known_commands
+from vitcli.config.load import load_config
+from vitcli.config.schema import ModelConfig
+from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
+from vitcli.config.yaml import read_yaml
+from vitcli.sweeps.expand import check_arguments, expand, repeats
+from vitcli.sweeps.space import draw
+from vitcli.sweeps.spec import load_sweep
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
+SWEEPS = [file for file in FILES if "command" in read_yaml(file).data]
+CONFIGS = [file for file in FILES if file not in SWEEPS]
+COMMANDS = known_commands(app)
+TOY = [
+    "--set=encoder.depth=1", "--set=encoder.hidden=12", "--set=encoder.mlp_hidden=12",
+    "--set=data.train_size=32", "--set=data.val_size=16",
+]  # fmt: skip
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "VITCLI": shlex.join([sys.executable, "-m", "vitcli"]),
+    "PYTHON": sys.executable,
+}
+
+
+def test_there_are_sweeps() -> None:
+    assert len(SWEEPS) >= 9
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
+def test_a_sweep_is_one_that_runs(file: Path) -> None:
+    """Options and keys exist, and the command itself accepts every config of the first seed."""
+    sweep = load_sweep(file, COMMANDS)
+    command = COMMANDS[sweep.command]
+    check_arguments(sweep, command)
+    assert sweep.question.endswith("?")
+    assert len(next(iter(sweep.repeat.values()), [])) >= 3, "a claim needs three seeds"
+    trials = expand(sweep) or repeats(sweep, draw(sweep.space, 1, 0)[0])
+    first = [t for t in trials if all(t.params[k] == s[0] for k, s in sweep.repeat.items())]
+    for trial in first:
+        params = {key: value for key, value in trial.params.items() if key != "weights"}
+        arguments = command.arguments(params)
+        arguments.remove("--json")
+        result = CliRunner().invoke(app, [*arguments, "--print-config"])
+        assert result.exit_code == 0, f"{arguments}: {result.output}"
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_a_config_is_one_that_loads(file: Path) -> None:
+    data = read_yaml(file).data
+    if "data" not in data and "train" not in data:
+        assert load_config(ModelConfig, file=file)
+    elif "train_size" in data.get("data", {}):
+        assert load_config(ShapesRun, file=file)
+    else:
+        assert IMAGES_RECIPE and load_config(ImagesRun, file=file)
+
+
+def test_the_shell_loop_prints_a_line_a_run() -> None:
+    done = subprocess.run(
+        [str(ROOT / "experiments" / "norm-loop.sh"), *TOY],
+        env={**ENVIRONMENT, "NORMS": "post"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["norm", "warmup", "val_accuracy", "verdict"]
+    assert [row[:2] for row in rows] == [["post", "0"], ["post", "0.1"]]
+    assert all(0 <= float(row[2]) <= 1 and row[3] for row in rows)
+
+
+def test_the_python_example_compares_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "also-red.png")
+    Image.radial_gradient("L").resize((16, 16)).save(tmp_path / "ring.png")
+    small = ["encoder.depth=1", "encoder.hidden=12", "encoder.heads=3", "encoder.mlp_hidden=12"]
+    pairs = [word for item in small for word in ("--set", *item.split("="))]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "similar.py"),
+         "red.png", "ring.png", "also-red.png", *pairs],
+        env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == 3
+    assert rows[0] == ["1.0000", "red.png", "also-red.png"], "the same picture at two sizes"
+
+
+def test_the_report_writes_tables_and_figures_of_what_was_run(tmp_path: Path) -> None:
+    """A toy sweep of two trials, reported into a copy of experiments/."""
+    place = tmp_path / "experiments"
+    place.mkdir()
+    shutil.copy(ROOT / "experiments" / "report.py", place)
+    begin = "# Title\n<!-- begin toy -->\nold\n<!-- end toy -->\n"
+    (place / "README.md").write_text(begin + "<!-- begin other -->\nkept\n<!-- end other -->\n")
+    (tmp_path / "toy.yaml").write_text(
+        "question: Does it work?\ncommand: params\nbase: {preset: vit-ti16}\n"
+        "grid: {encoder.depth: [1, 2]}\nmetrics: {total: models.0.total}\n"
+    )
+    for command in (
+        [sys.executable, "-m", "vitcli", "sweep", "toy.yaml", "--jobs", "2"],
+        [sys.executable, str(place / "report.py"), "runs"],
+    ):
+        subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, check=True, capture_output=True)
+    text = (place / "README.md").read_text()
+    assert "old" not in text and "kept" in text
+    assert "| depth | total | n |" in text and "2 done" in text
+    totals = [
+        int(line.split("|")[2].replace(",", ""))
+        for line in text.splitlines()
+        if line.startswith(("| 1 |", "| 2 |"))
+    ]
+    # A block has 4 D^2 + 4 D parameters in attention, 8 D^2 + 5 D in the FFN and 4 D in its norms.
+    assert totals[1] - totals[0] == 12 * 192**2 + 13 * 192
+    assert (place / "figures" / "toy.png").read_bytes().startswith(b"\x89PNG")
