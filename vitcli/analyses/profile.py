@@ -34,7 +34,10 @@ def profile(
     settings.check()
     attend(model.encoder, settings.attention)
     one = random_images(model, 1)
-    engines = [prepare_engine(name, model.encoder, one) for name in settings.engines]
+    engines = [
+        prepare_engine(name, model.encoder, one, batches=settings.batches)
+        for name in settings.engines
+    ]
     infos = tuple(_engine_info(engine, model.encoder, one) for engine in engines)
     session = Session(model, settings, engines, advance)
     runs = tuple(run for batch in settings.batches for run in session.answer(batch))

@@ -12,6 +12,7 @@ from vitcli.cli import (
     attn_entropy,
     compare,
     encode,
+    export,
     params,
     presets,
     profile,
@@ -54,6 +55,7 @@ def _root(
 app.command("encode")(encode.encode)
 app.command("params")(params.params)
 app.command("profile")(profile.profile)
+app.command("export")(export.export)
 app.command("attn-entropy")(attn_entropy.attn_entropy)
 app.command("compare")(compare.compare)
 app.command("train")(train.train)

@@ -48,7 +48,7 @@ class VisionFrontEnd(nn.Module):
         """(B, C, height, width) -> (B, P+N, D), patches row by row after the prefix tokens."""
         patches = self.projection(images).flatten(2).transpose(1, 2)  # (B, N, D)
         rows = [*self.prefix.values(), patches.new_empty(0, patches.shape[-1])]
-        prefix = torch.cat(rows).expand(len(patches), -1, -1)  # (B, P, D)
+        prefix = torch.cat(rows).expand(patches.shape[0], -1, -1)  # (B, P, D)
         prefix, patches = self.position.add(prefix, patches, self.grid(images))
         tokens: Tensor = self.norm(torch.cat([prefix, patches], dim=1))  # (B, P+N, D)
         return tokens

@@ -44,7 +44,7 @@ class WindowMask:
         self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
     ) -> list[Tensor | None]:
         rows, columns = (torch.arange(n, device=device) // self.window for n in grid)
-        ids = (rows[:, None] * (int(columns[-1]) + 1) + columns[None]).flatten()  # (N,)
+        ids = (rows[:, None] * grid[1] + columns[None]).flatten()  # (N,)
         tokens = prefix_tokens + len(ids)
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
         mask[prefix_tokens:, prefix_tokens:] = ids[:, None] == ids[None]

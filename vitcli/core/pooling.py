@@ -52,7 +52,7 @@ class MapPooling(nn.Module):
 
     def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
-        probe = self.q(self.probe).expand(len(patches), 1, -1)  # (B, 1, D)
+        probe = self.q(self.probe).expand(patches.shape[0], 1, -1)  # (B, 1, D)
         q, k, v = (
             t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for t in (probe, *self.kv(patches).chunk(2, dim=-1))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from vitcli.core.encoder import EncoderOutput, VisionEncoder
+from vitcli.core.taps import layer_points, tapped
 from vitcli.engines.engine import Engine
 from vitcli.engines.onednn import accelerate, onednn_linear
 
 
-def prepare(encoder: VisionEncoder, images: Tensor) -> Engine:
+def prepare(
+    encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
+) -> Engine:
     """The encoder itself, accelerated in place; its hooks keep firing."""
     accelerate(encoder)
+    points = [module for _, module in layer_points(encoder)] if layers else []
 
     @torch.inference_mode()
-    def run(batch: Tensor) -> EncoderOutput:
-        output: EncoderOutput = encoder(batch)
-        return output
+    def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
+        seen: list[Tensor] = []
+        with tapped((module, seen.append) for module in points):
+            output: EncoderOutput = encoder(images)
+        return output, seen
 
     with torch.inference_mode():
         fast = onednn_linear.applies(images.device, images.dtype)

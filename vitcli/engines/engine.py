@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,52 +12,62 @@ from torch import Tensor
 
 from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.engines import ENGINES
-from vitcli.engines.onednn import restore
+from vitcli.engines.graph import plain_copy
 from vitcli.errors import VitcliError
-
-Run = Callable[[Tensor], EncoderOutput]
 
 
 @dataclass(frozen=True)
 class Engine:
     name: str
-    run: Run
-    """(B, C, height, width) -> EncoderOutput, without gradients."""
+    run_layers: Callable[[Tensor], tuple[EncoderOutput, list[Tensor]]]
+    """Images (B, C, height, width) to the encoder's answer and, where the engine was prepared for
+    it, the (B, P+N, D) tokens at each of `layer_points`; without gradients."""
     version: str
     prepare_s: float = 0.0
     """What compiling or exporting took."""
     note: str = ""
 
+    def run(self, images: Tensor) -> EncoderOutput:
+        return self.run_layers(images)[0]
 
-def prepare_engine(name: str, encoder: VisionEncoder, images: Tensor) -> Engine:
-    """An engine for images of this height, width, dtype and device, and any number of them.
 
-    The encoder is in eval mode; its parameters must not change afterwards.
+def prepare_engine(
+    name: str,
+    encoder: VisionEncoder,
+    images: Tensor,
+    *,
+    layers: bool = False,
+    batches: Collection[int] = (1,),
+) -> Engine:
+    """An engine for images of this height, width, dtype and device, in batches of any size.
+
+    The encoder is in eval mode, and its parameters must not change afterwards.
+
+    Args:
+        images: an example, of any batch size.
+        layers: give every layer's tokens too.
+        batches: sizes to be ready for; others may compile once more when they come.
 
     Raises:
         VitcliError: an unknown engine, one that is not installed, or one that cannot run this.
     """
     if name not in ENGINES:
         raise VitcliError(f"--engine {name}: unknown", "one of " + ", ".join(ENGINES))
-    module = {"eager": "eager", "compile": "compiled", "onnx": "onnx"}[name]
+    module = {"eager": "eager", "compile": "compiled", "onnx": "onnx_runtime"}[name]
     prepare = importlib.import_module(f"vitcli.engines.{module}").prepare
-    return cast(Engine, prepare(encoder, images))
+    return cast(Engine, prepare(encoder, images, layers, batches))
 
 
-def plain_copy(encoder: VisionEncoder) -> VisionEncoder:
-    """The same encoder, sharing parameters, as a compiler or an exporter should see it."""
-    shared = {id(parameter): parameter for parameter in encoder.parameters()}
-    return restore(copy.deepcopy(encoder, shared))
-
-
-def outputs(result: EncoderOutput) -> dict[str, Tensor]:
-    """The tensors that an encoder gives, by name, without those it has not."""
-    return {name: value for name, value in result._asdict().items() if value is not None}
-
-
-@torch.inference_mode()
+@torch.no_grad()
 def largest_error(engine: Engine, encoder: VisionEncoder, images: Tensor) -> float:
-    """Largest absolute difference of any output to the encoder's own, by torch's operators."""
-    ours = outputs(engine.run(images))
-    reference = outputs(plain_copy(encoder)(images))
-    return max((ours[name] - value).abs().max().item() for name, value in reference.items())
+    """Largest difference of any output to the encoder's own by plain torch.
+
+    Absolute where the output's largest value is below 1, relative to that value above.
+    """
+    reference: EncoderOutput = plain_copy(encoder)(images)
+    pairs = zip(engine.run(images), reference, strict=True)
+    return max(
+        ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
+        for ours, theirs in pairs
+        if ours is not None and theirs is not None
+    )

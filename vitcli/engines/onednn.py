@@ -9,14 +9,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from types import MethodType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.core.encoder import VisionEncoder
 from vitcli.core.feedforward import FeedForward
 
+Module = TypeVar("Module", bound=nn.Module)
 LinearOperator = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tensor]
 
 
@@ -76,7 +77,7 @@ def _feed_forward_forward(self: FeedForward, x: Tensor) -> Tensor:
     return y
 
 
-def accelerate(encoder: VisionEncoder) -> VisionEncoder:
+def accelerate(encoder: Module) -> Module:
     """Let the encoder's linear maps use oneDNN wherever that applies; the encoder itself.
 
     Training, other devices and other dtypes run as before, and so does everything where this
@@ -92,7 +93,7 @@ def accelerate(encoder: VisionEncoder) -> VisionEncoder:
     return encoder
 
 
-def restore(encoder: VisionEncoder) -> VisionEncoder:
+def restore(encoder: Module) -> Module:
     """Undo `accelerate`: what a compiler or an exporter should see; the encoder itself."""
     for module in encoder.modules():
         vars(module).pop("forward", None)

@@ -1,0 +1,106 @@
+"""Every engine gives eager's numbers, at any batch, and says what it cannot do."""
+
+import onnx
+import pytest
+import torch
+
+from tests.conftest import tiny_encoder
+from vitcli.core.taps import layer_points, tapped
+from vitcli.engines import ENGINES
+from vitcli.engines.engine import largest_error, prepare_engine
+from vitcli.engines.export import build_graph, write_onnx
+from vitcli.engines.onednn import restore
+from vitcli.errors import VitcliError
+
+VARIANTS = [
+    {},
+    {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_dim": 5},
+    {"position": "alibi2d", "attention": {"mask": "window", "window": 2}, "pooling": "none"},
+    {"cls_token": False, "pooling": "mean", "mlp": "gated", "norm": "rmsnorm", "layer_scale": 0.1},
+]
+
+
+def check(name: str, changes: dict, batches: tuple[int, ...] = (1, 3)) -> None:
+    """All outputs and every layer's tokens, at the batch prepared for and at others."""
+    encoder = tiny_encoder(depth=1, **changes).float()
+    example = torch.randn(1, 3, 24, 32)
+    engine = prepare_engine(name, encoder, example, layers=True, batches=batches)
+    points = layer_points(encoder)
+    for batch in batches:
+        images = torch.randn(batch, 3, 24, 32, generator=torch.Generator().manual_seed(batch))
+        answer, layers = engine.run_layers(images)
+        seen: list[torch.Tensor] = []
+        with torch.no_grad(), tapped((module, seen.append) for _, module in points):
+            reference = restore(encoder)(images)
+        for ours, theirs in zip((*answer, *layers), (*reference, *seen), strict=True):
+            assert (ours is None) == (theirs is None)
+            if theirs is not None:
+                assert ours.shape == theirs.shape
+                assert (ours - theirs).abs().max() < 1e-4
+        assert largest_error(engine, encoder, images) < 1e-5
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_eager_agrees(changes):
+    check("eager", changes)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_onnx_agrees(changes):
+    check("onnx", changes)
+
+
+def test_compile_agrees():
+    check("compile", VARIANTS[1], batches=(2, 3))  # one compilation; a batch of 1 is another
+
+
+def test_largest_error_sees_a_wrong_engine():
+    encoder = tiny_encoder().float()
+    images = torch.randn(1, 3, 24, 32)
+    engine = prepare_engine("eager", tiny_encoder(norm_eps=1e-3).float(), images)
+    assert largest_error(engine, encoder, images) > 1e-4
+
+
+def test_the_exported_file_has_a_free_batch_and_named_outputs(tmp_path):
+    encoder = tiny_encoder(depth=1).float()
+    images = torch.randn(1, 3, 24, 32)
+    graph = build_graph(encoder, images)
+    assert write_onnx(graph, images, tmp_path / "a.onnx", opset=19) == [tmp_path / "a.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+    written = onnx.load(tmp_path / "a.onnx")
+    assert [item.version for item in written.opset_import if item.domain == ""] == [19]
+    shape = written.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in shape] == ["batch", 3, 24, 32]
+    assert [out.name for out in written.graph.output] == ["tokens", "tokens_before_norm", "pooled"]
+
+
+def test_weights_too_large_for_one_file_stand_beside_it(tmp_path, monkeypatch):
+    from vitcli.engines import export, onnx_runtime
+
+    monkeypatch.setattr(export, "LARGEST_SINGLE_FILE", 100)
+    encoder = tiny_encoder(depth=1).float()
+    images = torch.randn(2, 3, 24, 32)
+    graph = build_graph(encoder, images)
+    files = write_onnx(graph, images, tmp_path / "a.onnx")
+    assert [file.name for file in files] == ["a.onnx", "a.onnx.data"]
+    run = onnx_runtime.open_session(files[0], graph.names, images.device)
+    answer, _ = graph.read(run(images))
+    assert (answer.tokens - encoder(images).tokens).abs().max() < 1e-4
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(VitcliError, match="onnxruntime, which is not installed") as caught:
+        prepare_engine("onnx", tiny_encoder().float(), torch.zeros(1, 3, 24, 32))
+    assert "vitcli[onnx]" in caught.value.hint
+
+
+def test_onnx_refuses_dtypes_it_cannot_run():
+    with pytest.raises(VitcliError, match="not float64"):
+        prepare_engine("onnx", tiny_encoder(), torch.zeros(1, 3, 24, 32).double())
+
+
+def test_unknown_engine():
+    assert ENGINES == ("eager", "compile", "onnx")
+    with pytest.raises(VitcliError, match="--engine turbo: unknown"):
+        prepare_engine("turbo", tiny_encoder(), torch.zeros(1, 3, 24, 32))

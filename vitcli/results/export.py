@@ -1,0 +1,36 @@
+"""What `vitcli export` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitcli.results import ModelInfo
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ExportedTensor:
+    name: str
+    shape: tuple[int | str, ...]
+    """Sizes, and names of the axes that are free."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """The graph as it was written and read back."""
+
+    model: ModelInfo
+    files: tuple[ExportedFile, ...]
+    opset: int
+    inputs: tuple[ExportedTensor, ...]
+    outputs: tuple[ExportedTensor, ...]
+    max_error: float
+    """Largest difference to eager, relative to an output's largest value where that is above 1."""
+    tolerance: float
+    checked_batches: tuple[int, ...]
+    versions: dict[str, str]
