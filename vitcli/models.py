@@ -13,7 +13,7 @@ from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
 from vitcli.results.weights import LoadReport
-from vitcli.weights.load import load_weights
+from vitcli.weights.load import Plan, load_weights, plan_weights
 
 DTYPES = {
     "float32": torch.float32,
@@ -111,10 +111,11 @@ def load_model(request: ModelRequest) -> LoadedModel:
         encoder = build_encoder(config.encoder, request.seed)
         preprocess = config.preprocess
     else:
-        named = request.preset or request.config_file
-        preset = load_config(ModelConfig, request.preset, request.config_file) if named else None
         loaded = load_weights(
-            request.weights, preset=preset, overrides=request.all_settings, dtype=dtype
+            request.weights,
+            preset=_preset(request),
+            overrides=request.all_settings,
+            dtype=dtype,
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         config = for_input_size(config, size) if size else config
@@ -132,6 +133,23 @@ def load_model(request: ModelRequest) -> LoadedModel:
         dtype=dtype,
         report=report,
     )
+
+
+def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
+    """The config and the report of a request with weights, without reading a tensor's values.
+
+    Raises:
+        VitcliError: as `load_model`.
+    """
+    assert request.weights is not None
+    plan = plan_weights(request.weights, preset=_preset(request), overrides=request.all_settings)
+    return plan, plan.report(pick_dtype(request.dtype))
+
+
+def _preset(request: ModelRequest) -> ModelConfig | None:
+    """What the user names for help with weights that do not tell everything."""
+    named = request.preset or request.config_file
+    return load_config(ModelConfig, request.preset, request.config_file) if named else None
 
 
 def _finished(

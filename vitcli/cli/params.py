@@ -6,13 +6,16 @@ from typing import Annotated
 
 from vitcli.cli.encoders import EncodersOptions
 from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
+from vitcli.config.load import load_config
+from vitcli.config.request import ModelRequest
+from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 
 
 @grouped
 def params(
     *,
-    models: Annotated[EncodersOptions, Without(("weights", "seed", "device", "pos_resize"))],
+    models: Annotated[EncodersOptions, Without(("seed", "device", "pos_resize"))],
     json: JsonOption = False,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
@@ -29,16 +32,17 @@ def params(
       vitcli params --preset clip-l14 --preset dinov2-l14 --image-size 224
 
       vitcli params --config mine.yaml --set encoder.depth=24 --json
+
+      vitcli params --weights facebook/dinov2-small
     """
     from vitcli.analyses.params import params as analysis
-    from vitcli.config.load import config_yaml, load_config
-    from vitcli.config.schema import ModelConfig
+    from vitcli.config.load import config_yaml
     from vitcli.render.console import answer, answer_text, answer_width, note
     from vitcli.render.figure import check_figure_file, save_figure
 
     check_figure_file(plot)
     requests = models.to_requests()
-    configs = [load_config(ModelConfig, r.preset, r.config_file, r.settings) for r in requests]
+    configs = [_config(request) for request in requests]
     if print_config:
         if len(configs) > 1:
             raise VitcliError(f"--print-config prints one config, not {len(configs)}", "name one")
@@ -57,3 +61,15 @@ def params(
         from vitcli.render.params import tables
 
         answer(*tables(result, answer_width()))
+
+
+def _config(request: ModelRequest) -> ModelConfig:
+    """The config asked for; of a checkpoint, what its tensors and settings tell."""
+    if request.weights is None:
+        return load_config(ModelConfig, request.preset, request.config_file, request.settings)
+    from vitcli.models import plan_model
+    from vitcli.render.console import note
+
+    plan, report = plan_model(request)
+    note(report.line())
+    return plan.config
