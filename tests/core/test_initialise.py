@@ -28,6 +28,17 @@ def test_a_narrow_normal_is_not_cut():
     assert draws.std().item() == pytest.approx(0.02, rel=0.01)
 
 
+def test_xavier_draws_q_k_v_as_one_matrix_as_torchs_own_attention_does():
+    """Bound sqrt(6 / (D + 3 D)); three matrices of D x D would have sqrt(2) times that."""
+    theirs = torch.nn.MultiheadAttention(192, 3).in_proj_weight
+    encoder = build_encoder(tiny_config(hidden=192, init="xavier_uniform"))
+    ours = encoder.get_parameter("vit.blocks.0.attention.qkv.weight")
+    bound = math.sqrt(6 / (4 * 192))
+    for weight in (ours, theirs):
+        assert weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=1e-2)
+
+
 def test_the_seed_decides_every_parameter():
     config = tiny_config(registers=2)
     first, again, other = (build_encoder(config, seed).state_dict() for seed in (0, 0, 1))

@@ -138,7 +138,7 @@ class TrainConfig(Section):
     accumulate: PositiveInt = 1
     """Micro-batches that a step is split into."""
 
-    lr: PositiveFloat = 5e-4
+    lr: PositiveFloat = 1e-3
     warmup: float | int = Field(default=0, ge=0)
     """Linear warm-up: a fraction of all steps below 1, else a number of steps."""
     schedule: Literal["cosine", "constant"] = "cosine"

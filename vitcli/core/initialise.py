@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitcli.core.attention import MultiHeadSelfAttention, QueryValueBiasLinear
+from vitcli.core.attention import QueryValueBiasLinear
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.frontend import VisionFrontEnd
 from vitcli.core.norms import LayerScale
@@ -40,20 +40,16 @@ SCHEMES: dict[str, Scheme] = {"trunc_normal": trunc_normal, "xavier_uniform": xa
 def initialise(encoder: VisionEncoder, scheme: str, std: float, seed: int) -> None:
     """Draw every parameter of a CPU encoder in module order from one generator.
 
-    Matrices follow `scheme` (q, k and v each as a matrix of its own), tokens and tables a
-    truncated normal of `std`; biases are 0, norms 1 and 0, LayerScale its initial value.
+    Matrices follow `scheme` (a fused q, k, v projection is one matrix, as in
+    `torch.nn.MultiheadAttention`), tokens and tables a truncated normal of `std`; biases are 0,
+    norms 1 and 0, LayerScale its initial value.
     """
     generator = torch.Generator().manual_seed(seed)
     draw = SCHEMES[scheme]
-    fused = {
-        id(m.qkv.weight): 3 for m in encoder.modules() if isinstance(m, MultiHeadSelfAttention)
-    }
-    fused |= {id(m.kv.weight): 2 for m in encoder.modules() if isinstance(m, MapPooling)}
     for module in encoder.modules():
         match module:
             case nn.Linear() | nn.Conv2d() | QueryValueBiasLinear():
-                for matrix in module.weight.chunk(fused.get(id(module.weight), 1)):
-                    draw(matrix, std, generator)
+                draw(module.weight, std, generator)
                 for name, parameter in module.named_parameters(recurse=False):
                     if name != "weight":
                         parameter.zero_()
