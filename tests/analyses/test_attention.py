@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import TINY, tiny_config, tiny_encoder
 from vitcli.analyses import attention
@@ -22,6 +24,7 @@ from vitcli.analyses.attention import (
 from vitcli.build import build_encoder
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
+from vitcli.core.adapters import adapt_heads, adapters
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.taps import explicit_attention, tapped
 from vitcli.errors import VitcliError
@@ -113,6 +116,60 @@ def test_reduced_rows_equal_the_whole_array(changes: dict[str, Any], images: Ten
         assert (sum(shares) - 1).abs().max() < 1e-12
     else:
         assert field(seen, "entropy_cls").isnan().all()
+
+
+class LiveArrays(TorchDispatchMode):
+    """Every tensor of (.., N, N) values that was made and is still held by somebody."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.made: list[weakref.ref[Tensor]] = []
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape[-2:] == (self.tokens, self.tokens):
+            self.made.append(weakref.ref(result))
+            self.largest = max(self.largest, result.numel())
+        return result
+
+    def alive(self) -> int:
+        return sum(made() is not None for made in self.made)
+
+
+def test_no_array_of_probabilities_outlives_its_layer_and_one_head_exists_at_a_time(
+    images: Tensor,
+) -> None:
+    encoder = tiny_encoder(depth=3)
+    after_each_block: list[int] = []
+    with (
+        LiveArrays(13) as arrays,
+        tapped(
+            (block, lambda _: after_each_block.append(arrays.alive()))
+            for block in encoder.vit.blocks
+        ),
+    ):
+        observe_attention(encoder, images)
+    assert arrays.made and after_each_block == [0, 0, 0]
+    assert arrays.largest == 2 * 13 * 13, "two images, one head"
+
+
+def test_an_adapter_is_seen(images: Tensor) -> None:
+    encoder = tiny_encoder()
+    plain = observe_attention(encoder, images)
+    adapt_heads(encoder, [(1, 2)])
+    with torch.no_grad():
+        for _, adapter in adapters(encoder):
+            adapter.up.fill_(0.3)
+    encoder.double()
+    adapted = observe_attention(encoder, images)
+    expected = reference(encoder, images).mean(-1)
+    assert (field(adapted, "entropy") - expected).abs().max() < 1e-12
+    changed = (field(adapted, "entropy") - field(plain, "entropy")).abs() > 1e-9
+    assert changed[1, :, 2].all() and not changed[0].any() and not changed[1, :, :2].any()
 
 
 def small(name: str) -> VisionEncoder:

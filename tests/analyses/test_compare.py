@@ -35,7 +35,7 @@ def load(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> L
     return LoadedModel(
         config=config,
         encoder=encoder.to(dtype),
-        preprocess=config.preprocess,
+        known_preprocess=config.preprocess,
         weights="random",
         fresh=False,
         device=torch.device("cpu"),
@@ -96,7 +96,7 @@ def test_a_wrong_eps_names_the_first_block_and_the_size(
 def test_other_preprocessing_parts_at_the_pixels(photos: list[str]) -> None:
     b = load()
     b = LoadedModel(
-        **{**vars(b), "preprocess": PreprocessConfig(resize_size=(24, 32), std=(0.2,) * 3)}
+        **{**vars(b), "known_preprocess": PreprocessConfig(resize_size=(24, 32), std=(0.2,) * 3)}
     )
     result = compare(load(), b, photos[:1])
     assert result.first_parted == "pixels"

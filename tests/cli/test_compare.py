@@ -55,6 +55,7 @@ def test_a_yaml_file_is_a_config(tmp_path: Path) -> None:
         (["vit-b16"], "Missing argument"),
         (["vit-b16", "vit-b16", "--examples", "few"], "auto, images or patches"),
         (["vit-b16", "vit-b16", "--set-a", "encoder.hiden=3"], "hidden"),
+        (["vit-b16", "no-such-place.safetensors"], "no-such-place"),
     ],
 )
 def test_mistakes_are_told(arguments: list[str], words: str) -> None:

@@ -117,12 +117,14 @@ def _pairs(
             "the built-in picture has another size for each of these encoders",
             "name an image, or give both the same --image-size",
         )
+    shared = a.preprocess == b.preprocess  # then one decode serves both
     for one in [[path] for path in paths] or [[]]:
         unread: list[FailedImage] = []
-        both = [next(image_batches(m, one, background, unread), None) for m in (a, b)]
+        first = next(image_batches(a, one, background, unread), None)
+        second = first if shared else next(image_batches(b, one, background, unread), None)
         failed += unread[:1]
-        if both[0] and both[1]:
-            yield both[0][0], both[1][0]
+        if first and second:
+            yield first[0], second[0]
 
 
 def _minibatches(pairs: Iterator[Pair], size: int, least: int) -> Iterator[list[Pair]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitcli.analyses.attention import patch_index
 from vitcli.analyses.feature_maps import PrincipalColours, cosines_to
 from vitcli.analyses.images import Prepared
-from vitcli.analyses.pictures import grid_box
+from vitcli.analyses.pictures import grid_box, patch_box
 from vitcli.core.taps import layer_points, tapped
 from vitcli.errors import VitcliError
 from vitcli.models import LoadedModel
@@ -87,7 +87,7 @@ class FeatureCollector:
             rows, columns = self._tokens[0].shape[:2]
             row, column = divmod(patch_index(self.query, (rows, columns)), columns)
             cosines = [cosines_to(self._tokens[0][row, column], image) for image in self._tokens]
-            query_box = _patch_box(self._boxes[0], row, column, (rows, columns))
+            query_box = patch_box(self._boxes[0], row, column, (rows, columns))
         return [
             FeatureSheet(
                 image=image,
@@ -103,10 +103,3 @@ class FeatureCollector:
                 zip(self._titles, self._boxes, cosines, strict=True)
             )
         ]
-
-
-def _patch_box(box: Box, row: int, column: int, grid: tuple[int, int]) -> Box:
-    left, top, right, bottom = box
-    width, height = (right - left) / grid[1], (bottom - top) / grid[0]
-    x, y = left + column * width, top + row * height
-    return x, y, x + width, y + height

@@ -8,10 +8,11 @@ from pathlib import PurePath
 
 from torch import Tensor
 
+from vitcli.analyses.attention import patch_index
 from vitcli.analyses.attention_maps import attention_maps
 from vitcli.analyses.attn_entropy import parse_layers
 from vitcli.analyses.images import Prepared
-from vitcli.analyses.pictures import grid_box
+from vitcli.analyses.pictures import grid_box, patch_box
 from vitcli.models import LoadedModel
 from vitcli.results.pictures import MapPanel, MapSheet
 
@@ -50,15 +51,16 @@ class OverlayCollector:
             rollout=self.rollout,
         )
         names = {"cls": "CLS", "patch": "mean patch query"}
+        grid = model.encoder.front_end.grid(pixels)
         query = names.get(maps.query, f"patch {maps.query}")
         for place, item in enumerate(batch[:room]):
             picture = item.decoded.image
-            box = grid_box(
-                model.preprocess,
-                (picture.height, picture.width),
-                model.encoder.front_end.grid(pixels),
-                model.config.encoder.patch_size,
-            )
+            size = picture.height, picture.width
+            box = grid_box(model.preprocess, size, grid, model.config.encoder.patch_size)
+            query_box = None
+            if "," in maps.query:
+                row, column = divmod(patch_index(maps.query, grid), grid[1])
+                query_box = patch_box(box, row, column, grid)
             self.pictures.append(picture)
             for index, layer in enumerate(layers):
                 panels = [MapPanel(f"{self.fusion} of heads", _tuples(maps.fused[index, place]))]
@@ -74,7 +76,8 @@ class OverlayCollector:
                     f"{model.config.encoder.registers} registers, {model.weights}, "
                     f"block {layer}, query {query}"
                 )
-                self.sheets.append(MapSheet(len(self.pictures) - 1, title, box, tuple(panels)))
+                shown = len(self.pictures) - 1
+                self.sheets.append(MapSheet(shown, title, box, query_box, tuple(panels)))
 
 
 def _tuples(values: Tensor) -> tuple[tuple[float, ...], ...]:

@@ -25,3 +25,11 @@ def grid_box(
         (left + grid[1] * patch_size) * across,
         (top + grid[0] * patch_size) * down,
     )
+
+
+def patch_box(box: Box, row: int, column: int, grid: Grid) -> Box:
+    """The pixels of one patch of a grid that covers `box`."""
+    left, top, right, bottom = box
+    width, height = (right - left) / grid[1], (bottom - top) / grid[0]
+    x, y = left + column * width, top + row * height
+    return x, y, x + width, y + height

@@ -183,6 +183,8 @@ def _label(model: EncoderAttention) -> str:
 
 MOST_COLUMNS = 8
 """Panels side by side in a sheet."""
+DIMMED = 400
+"""White of the grey picture under a map, so that 255 is not too bright to see the map on."""
 
 
 def overlay_figure(sheets: Sequence[MapSheet], pictures: Sequence[Any]) -> Any:
@@ -223,6 +225,9 @@ def _draw_sheet(part: Any, sheet: MapSheet, picture: Any, columns: int) -> None:
     for place, panel in zip(axes[1:], sheet.panels, strict=False):
         laid = lay(panel.values, box, *shown.shape[:2])
         peak = max(max(row) for row in panel.values)
-        place.imshow(shown.mean(axis=2), cmap="gray", vmin=0, vmax=255)
+        place.imshow(shown.mean(axis=2), cmap="gray", vmin=0, vmax=DIMMED)
         place.imshow(laid, cmap="inferno", vmin=0, vmax=peak or 1.0, alpha=0.65)
         bare(place, f"{panel.title}, max {peak:.2g}")
+    if sheet.query_box is not None:
+        for place in axes[: len(sheet.panels) + 1]:
+            outline(place, scaled(sheet.query_box, picture, shown), "lime")

@@ -24,6 +24,8 @@ class MapSheet:
     title: str
     box: Box
     """What the patch grid covers of the picture."""
+    query_box: Box | None
+    """The query's own patch, where it is one."""
     panels: tuple[MapPanel, ...]
 
 
