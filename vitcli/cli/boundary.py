@@ -8,21 +8,21 @@ import sys
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
 from vitcli.errors import VitcliError
+from vitcli.render.console import stream
 
 INTERRUPTED = 130
 
 
 def complain(message: str, hint: str = "") -> None:
     """`error:` and what to do next, one line each, on stderr."""
-    console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]error:[/] {escape(_one_line(message))}", soft_wrap=True)
+    console = stream(stderr=True)
+    console.print(f"[bold red]error:[/] {escape(_one_line(message))}")
     if hint:
-        console.print(f"  [cyan]try:[/] {escape(_one_line(hint))}", soft_wrap=True)
+        console.print(f"  [cyan]try:[/] {escape(_one_line(hint))}")
 
 
 def _one_line(text: str) -> str:

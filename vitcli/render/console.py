@@ -15,16 +15,22 @@ Advance = Callable[[int, int], None]
 """Told (done, total) as work goes on."""
 
 
+def stream(stderr: bool = False) -> Console:
+    """A console as wide as its terminal; into a pipe nothing is wrapped or cut."""
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else 10_000)
+
+
 def answer_width() -> int:
-    """Columns of the terminal; a pipe has as many as anything needs."""
-    return Console().width if sys.stdout.isatty() else 10_000
+    """Columns that an answer has."""
+    return stream().width
 
 
 def answer(*parts: Any) -> None:
-    """Print tables and lines to stdout; into a pipe nothing is wrapped or cut."""
-    console = Console(highlight=False, width=answer_width())
+    """Print tables and lines to stdout."""
+    console = stream()
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+        console.print(part)
 
 
 def answer_text(text: str) -> None:
@@ -34,14 +40,12 @@ def answer_text(text: str) -> None:
 
 def note(text: str) -> None:
     """One line on stderr."""
-    Console(stderr=True, highlight=False).print(f"[dim]note:[/] {escape(text)}", soft_wrap=True)
+    stream(stderr=True).print(f"[dim]note:[/] {escape(text)}")
 
 
 def warn(text: str) -> None:
     """One line on stderr that should not be overlooked."""
-    Console(stderr=True, highlight=False).print(
-        f"[yellow]warning:[/] {escape(text)}", soft_wrap=True
-    )
+    stream(stderr=True).print(f"[yellow]warning:[/] {escape(text)}")
 
 
 def table(title: str | None = None, **options: Any) -> Table:
