@@ -47,3 +47,15 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     assert again.config.encoder == loaded.config.encoder
     for key, value in loaded.encoder.state_dict().items():
         assert torch.equal(value, again.encoder.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mae"])
+def test_a_bare_state_dict_needs_no_more_than_a_preset(name: str, tmp_path: Path) -> None:
+    """Without config.json; a bare MAE encoder has the tensors of a ViT, so it is left out."""
+    model = randomised(CASES[name].make())
+    save_memory(model, tmp_path)
+    known = load_weights(str(tmp_path)).config
+    (tmp_path / "config.json").unlink()
+    loaded = load_weights(str(tmp_path), preset=known)
+    assert loaded.report.family == CASES[name].family
+    assert loaded.config.encoder == known.encoder

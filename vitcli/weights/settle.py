@@ -131,7 +131,9 @@ def settle(
             with contextlib.suppress(KeyError):  # what it needs is not known: neither is the key
                 claims.add({key: function({**preset_values, **claims.values()})}, by_family)
     if has_layer_scale(shapes):
-        claims.add({"layer_scale": 1.0}, "the tensors")
+        # There is one; the value it started from says nothing about it any more.
+        initial = preset_values.get("layer_scale") or 1.0
+        claims.add({"layer_scale": initial}, "the tensors")
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 

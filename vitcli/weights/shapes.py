@@ -38,6 +38,8 @@ def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
     told |= _blocks(shapes)
     if any(name.startswith("pooling.") for name in shapes):
         told["pooling"] = "map"
+    if not any(name.startswith("head.") for name in shapes):
+        told |= {"head": "none", "head_dim": None}
     for name in ("head.linear.weight", "head.cls.weight", "head.fc2.weight"):
         if name in shapes:
             told["head_dim"] = shapes[name][0]
