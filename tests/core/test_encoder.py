@@ -208,7 +208,7 @@ def test_initialisation_schemes() -> None:
     assert normal["vit.blocks.0.norm1.weight"].eq(1).all()
     assert normal["front_end.prefix.cls"].std().item() == pytest.approx(0.02, rel=0.1)
     xavier = build_encoder(EncoderConfig(depth=1, init="xavier_uniform")).state_dict()
-    bound = (6 / (768 + 768)) ** 0.5  # q, k and v each count as a matrix
+    bound = (6 / (768 + 3 * 768)) ** 0.5  # as torch.nn.MultiheadAttention's in_proj_weight
     for matrix in xavier["vit.blocks.0.attention.qkv.weight"].chunk(3):
         assert 0.99 * bound < matrix.abs().max().item() <= bound
     patch = xavier["front_end.projection.weight"]

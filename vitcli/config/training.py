@@ -52,7 +52,7 @@ class ShapesData(Section):
     classes: _words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
     train_size: PositiveInt = 16_384
     val_size: PositiveInt = 2_048
-    difficulty: Fraction = 0.25
+    difficulty: Fraction = 0.1
     """0 to 1: more rotation, less contrast, more noise."""
 
     @model_validator(mode="after")
