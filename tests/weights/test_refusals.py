@@ -201,11 +201,13 @@ def test_a_checkpoint_without_a_state_dict(tmp_path: Path) -> None:
     assert "no state dict inside (found epoch, lr)" in refusal(tmp_path / "run.pth")
 
 
-def test_a_torchscript_archive_is_not_run(tmp_path: Path) -> None:
+def test_a_torchscript_archive_with_other_objects_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "clip.pt", "w") as archive:
         archive.writestr("clip/constants.pkl", b"")
-        archive.writestr("clip/data.pkl", b"")
-    assert "torch.jit.load" in refusal(tmp_path / "clip.pt")
+        archive.writestr("clip/data.pkl", pickle.dumps(Path("x")))
+    assert "asks for pathlib" in refusal(tmp_path / "clip.pt")
+    (tmp_path / "clip.pt").write_bytes((tmp_path / "clip.pt").read_bytes()[:150])
+    assert "truncated" in refusal(tmp_path / "clip.pt")
 
 
 def test_an_npz_with_objects_is_refused(tmp_path: Path) -> None:

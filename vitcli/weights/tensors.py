@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitcli.errors import VitcliError
+from vitcli.weights.torchscript import is_torchscript, read_torchscript
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "teacher")
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
@@ -25,6 +26,12 @@ WRAPPED_NAMES = ("module.", "_orig_mod.")
 """What data-parallel training and torch.compile put before every name."""
 RELEASE_EVERY = 16 << 20
 """Bytes read from a mapped file before its pages are given back."""
+
+DAMAGED = (
+    *(RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(IndexError, StopIteration, zipfile.BadZipFile),
+)
+"""What unpickling a file that was cut or changed may raise."""
 
 _SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -136,12 +143,9 @@ def read_safetensors(path: Path) -> Tensors:
 
 def read_torch(path: Path) -> Tensors:
     """A pickle of tensors, read without running what else it may hold."""
-    if _is_torchscript(path):
-        raise VitcliError(
-            f"{path} is a TorchScript archive: reading it runs the program inside",
-            "if you trust it: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'weights.pt')",
-        )
     try:
+        if is_torchscript(path):
+            return Tensors({n: LazyTensor(*found) for n, found in read_torchscript(path).items()})
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)|global ([\w.]+)", str(error))
@@ -155,7 +159,7 @@ def read_torch(path: Path) -> Tensors:
             f"{path} asks for {name} to be read: only tensors and plain values are",
             "where you trust it, save its state_dict() alone with torch.save",
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise VitcliError(
             f"{path}: truncated or not a PyTorch checkpoint ({_first_line(error)})",
             "download or copy it again",
@@ -192,14 +196,6 @@ def _state_dict(content: Any, path: Path) -> Tensors:
 def _is_zip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
-
-
-def _is_torchscript(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
-        return False
 
 
 def read_npz(path: Path) -> Tensors:
