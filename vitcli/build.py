@@ -14,7 +14,14 @@ from vitcli.core.block import BLOCKS, Block
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.feedforward import ACTIVATIONS, FEED_FORWARDS
 from vitcli.core.frontend import VisionFrontEnd
-from vitcli.core.heads import DistilledHead, LinearHead, MergerHead, NoHead, TanhHead
+from vitcli.core.heads import (
+    DistilledHead,
+    LinearHead,
+    MergerHead,
+    NoHead,
+    TanhHead,
+    TanhLinearHead,
+)
 from vitcli.core.initialise import initialise
 from vitcli.core.masks import CausalMask, Mask, NoMask, WindowMask
 from vitcli.core.norms import NORMS, LayerScale, PerHeadNorm
@@ -48,7 +55,12 @@ def _table(kind: type[LearnedPosition], c: EncoderConfig) -> NoPosition:
 def _rope(c: EncoderConfig) -> NoPosition:
     rope = c.rope
     return RopePosition(
-        c.head_width, rope.theta, rope.coordinates, rope.layout, rope.reference_grid
+        c.head_width,
+        rope.theta,
+        rope.coordinates,
+        rope.layout,
+        rope.reference_grid,
+        rope.periods,
     )
 
 
@@ -91,6 +103,7 @@ HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "linear": lambda c: LinearHead(c.pooled_width, _out(c)),
     "projection": lambda c: LinearHead(c.pooled_width, _out(c), bias=False),
     "tanh": lambda c: TanhHead(c.pooled_width),
+    "tanh_linear": lambda c: TanhLinearHead(c.pooled_width, _out(c)),
     "distilled": lambda c: DistilledHead(c.hidden, _out(c)),
     "merger": lambda c: MergerHead(c.hidden, _out(c), _norm(c)),
 }

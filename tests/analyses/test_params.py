@@ -114,14 +114,15 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
     cls, dist = draw(st.booleans()), draw(st.booleans())
     registers = draw(st.integers(0, 3))
     pooling = draw(st.sampled_from(["cls", "mean", "cls+mean", "map", "none"]))
-    head = draw(st.sampled_from(["none", "linear", "tanh", "projection", "distilled", "merger"]))
+    pooled = ("linear", "tanh", "tanh_linear", "projection")
+    head = draw(st.sampled_from(["none", *pooled, "distilled", "merger"]))
     mask = draw(st.sampled_from(["none", "causal", "window"]))
     prefix_rows = draw(st.none() | st.integers(0, int(cls) + int(dist) + registers))
     assume(cls or pooling not in ("cls", "cls+mean"))
-    assume(pooling != "none" or head not in ("linear", "tanh", "projection"))
+    assume(pooling != "none" or head not in pooled)
     assume(head != "distilled" or (cls and dist))
     assume(head != "merger" or (rows % 2 == 0 and columns % 2 == 0))
-    with_width = head in ("linear", "projection", "distilled", "merger")
+    with_width = head not in ("none", "tanh")
     return EncoderConfig(
         # Pixels beyond the last whole patch are dropped.
         image_size=(rows * patch + draw(st.integers(0, patch - 1)), columns * patch),

@@ -113,6 +113,21 @@ COUNTS: dict[str, Counts] = {
     "qwen2.5-vl-32b": (636_401_664 - QWEN_SLOT, [({}, 688_841_984 - QWEN_SLOT)]),
     "qwen2.5-vl-72b": (636_401_664 - QWEN_SLOT, [({}, 704_573_696 - QWEN_SLOT)]),
 }
+# torchvision's weights: the counts in the metadata of its weights, classifier included.
+COUNTS |= {
+    f"vit-{name}": (count - 1000 * (hidden + 1), [(LINEAR, count)])
+    for name, hidden, count in (
+        ("b16-torchvision", 768, 86_567_656),
+        ("b16-torchvision-swag", 768, 86_859_496),
+        ("b16-torchvision-swag-linear", 768, 86_567_656),
+        ("b32-torchvision", 768, 88_224_232),
+        ("l16-torchvision", 1024, 304_326_632),
+        ("l16-torchvision-swag", 1024, 305_174_504),
+        ("l16-torchvision-swag-linear", 1024, 304_326_632),
+        ("l32-torchvision", 1024, 306_535_400),
+        ("h14-torchvision-swag-linear", 1280, 632_045_800),
+    )
+}
 # The fixed sizes of SigLIP 2 that SigLIP has as well: the same graph under both names.
 COUNTS |= {
     f"siglip2-{size}": COUNTS[f"siglip-{size}"]

@@ -129,6 +129,9 @@ def test_heads_by_definition(images: torch.Tensor) -> None:
     tanh = tiny_encoder(head="tanh")
     output = tanh(images)
     assert torch.equal(output.output, tanh.head.linear(output.pooled).tanh())
+    both = tiny_encoder(head="tanh_linear", head_dim=5)
+    output = both(images)
+    assert torch.equal(output.output, both.head.linear(both.head.pre_logits(output.pooled).tanh()))
     projection = tiny_encoder(head="projection", head_dim=5, pool_norm=True, final_norm=False)
     output = projection(images)
     assert projection.head.linear.bias is None

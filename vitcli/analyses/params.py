@@ -194,6 +194,8 @@ def _head(c: EncoderConfig, patches: int) -> Cost:
             return _linear(pooled, out, bias=False)
         case "tanh":
             return _linear(pooled, pooled)
+        case "tanh_linear":
+            return _linear(pooled, pooled) + _linear(pooled, out)
         case "distilled":
             return _linear(c.hidden, out) * 2
         case "merger":

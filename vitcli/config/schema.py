@@ -21,7 +21,7 @@ from pydantic import (
 
 PositionKind = Literal["learned", "sincos2d", "rope2d", "alibi2d", "none"]
 PoolingKind = Literal["cls", "mean", "cls+mean", "map", "none"]
-HeadKind = Literal["none", "linear", "tanh", "projection", "distilled", "merger"]
+HeadKind = Literal["none", "linear", "tanh", "tanh_linear", "projection", "distilled", "merger"]
 NormKind = Literal["layernorm", "rmsnorm"]
 NormPlacement = Literal["pre", "post"]
 MlpKind = Literal["plain", "gated"]
@@ -37,6 +37,7 @@ TableResize = Literal[
     "bicubic_offset",
     "bicubic_align_corners",
     "bilinear_antialias",
+    "bilinear_align_corners",
 ]
 RopeCoordinates = Literal["centred", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
@@ -71,6 +72,9 @@ Triple = Annotated[
     tuple[float, float, float], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
 ]
 Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))]
+Floats = Annotated[
+    tuple[PositiveFloat, ...], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
+]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -94,6 +98,9 @@ class RopeConfig(Section):
     """2D rotary positions on the queries and keys of patches; prefix tokens are not rotated."""
 
     theta: PositiveFloat = 100.0
+    periods: Floats | None = None
+    """One for each pair of channels of an axis, in place of theta's (the original DINOv3 stores
+    them, rounded); coordinates are divided by them."""
     coordinates: RopeCoordinates = "centred"
     reference_grid: Size = (16, 16)
     """The grid that `coordinates: reference` scales indices to (EVA-02)."""
@@ -222,6 +229,13 @@ class EncoderConfig(Section):
                 f"rope2d needs hidden / heads = {self.head_width} to be a multiple of 4",
             ),
             (
+                "rope.periods",
+                self.position == "rope2d"
+                and self.rope.periods is not None
+                and len(self.rope.periods) != self.head_width // 4,
+                f"hidden / heads = {self.head_width} needs {self.head_width // 4} of them",
+            ),
+            (
                 "position",
                 self.position == "sincos2d" and self.hidden % 4 != 0,
                 f"sincos2d needs hidden = {self.hidden} to be a multiple of 4",
@@ -243,7 +257,8 @@ class EncoderConfig(Section):
             ),
             (
                 "head",
-                self.head in ("linear", "tanh", "projection") and self.pooling == "none",
+                self.head in ("linear", "tanh", "tanh_linear", "projection")
+                and self.pooling == "none",
                 f"{self.head} needs a pooled vector, but pooling is none",
             ),
             (
@@ -258,7 +273,7 @@ class EncoderConfig(Section):
             ),
             (
                 "head_dim",
-                self.head in ("linear", "projection", "distilled", "merger")
+                self.head in ("linear", "tanh_linear", "projection", "distilled", "merger")
                 and self.head_dim is None,
                 f"head: {self.head} needs head_dim, the width of its output",
             ),

@@ -45,6 +45,21 @@ class TanhHead(nn.Module):
         return y.tanh()
 
 
+class TanhLinearHead(nn.Module):
+    """A classifier on tanh(Linear(pooled)), as the first ViTs had (Dosovitskiy et al. 2021)."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.pre_logits = nn.Linear(width, width)
+        self.linear = nn.Linear(width, out)
+
+    def forward(
+        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
+    ) -> Tensor | None:
+        y: Tensor = self.linear(self.pre_logits(pooled).tanh())
+        return y
+
+
 class DistilledHead(nn.Module):
     """The mean of a classifier on CLS and one on the distillation token (Touvron et al. 2021)."""
 

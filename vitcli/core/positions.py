@@ -7,7 +7,7 @@ patches; P prefix tokens come before the patches in every token sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +57,13 @@ TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
     "bicubic_offset": _interpolate("bicubic", offset=0.1),
     "bicubic_align_corners": _interpolate("bicubic", align_corners=True),
     "bilinear_antialias": _interpolate("bilinear", antialias=True),
+    "bilinear_align_corners": _interpolate("bilinear", align_corners=True),
 }
 """How a (1, D, rows, columns) table follows another grid; each rule is some library's own.
 
 `bicubic_offset` passes (n + 0.1) / m as the scale factor in place of a size, as the original
-DINOv2 does; `bicubic_align_corners` is torchvision's.
+DINOv2 does; `bicubic_align_corners` is torchvision's, `bilinear_align_corners` that of Google's
+first ViTs (scipy's zoom of order 1).
 """
 
 
@@ -187,15 +189,22 @@ class RopePosition(NoPosition):
     """2D rotary positions (Su et al. 2021; 2D form as in DINOv3, Simeoni et al. 2025).
 
     The first half of the pairs turns with the row, the second with the column, at frequencies
-    theta^(-4j/d), j = 0 .. d/4 - 1. Prefix tokens are not turned.
+    theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`. Prefix tokens are not turned.
     """
 
     def __init__(
-        self, head_width: int, theta: float, coordinates: str, layout: str, reference: Grid
+        self,
+        head_width: int,
+        theta: float,
+        coordinates: str,
+        layout: str,
+        reference: Grid,
+        periods: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.head_width = head_width
         self.theta = theta
+        self.periods = periods
         self.coordinates = ROPE_COORDINATES[coordinates]
         self.spread, self.turn = ROPE_LAYOUTS[layout]
         self.reference = reference
@@ -203,7 +212,11 @@ class RopePosition(NoPosition):
     def angles(self, grid: Grid) -> Tensor:
         """One angle for each pair of channels, (N, d/2), in float64."""
         j = torch.arange(self.head_width // 4, dtype=torch.float64)
-        frequency = self.theta ** (-4 * j / self.head_width)
+        frequency = (
+            self.theta ** (-4 * j / self.head_width)
+            if self.periods is None
+            else 1 / torch.tensor(self.periods, dtype=torch.float64)
+        )
         rows, columns = (
             self.coordinates(n, reference)[:, None] * frequency
             for n, reference in zip(grid, self.reference, strict=True)

@@ -38,12 +38,13 @@ def check(
                 f"{match.spelled[n]} {_by(tensors[match.spelled[n]].shape)}" for n in part.names
             )
             misshapen.append(f"{name} is {_by(shape)}, from {theirs}")
+    used = {n for name, part in parts.items() if name in expected for n in part.names}
     extra = [
         f"{match.spelled[n]} (read as {name})"
         for name, part in parts.items()
         if name not in expected
         for n in part.names
-        if n in match.spelled
+        if n in match.spelled and n not in used
     ]
     unexpected = [*left, *extra]
     problems = [

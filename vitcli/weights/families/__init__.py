@@ -8,8 +8,10 @@ from vitcli.weights.families import (
     hf_internvl,
     hf_qwen,
     hf_vit,
+    open_clip,
     timm_eva,
     timm_vit,
+    torchvision_vit,
 )
 from vitcli.weights.family import Family
 
@@ -19,6 +21,8 @@ FAMILIES: tuple[Family, ...] = (
     *hf_clip.FAMILIES,
     *hf_internvl.FAMILIES,
     *hf_qwen.FAMILIES,
+    *open_clip.FAMILIES,
+    *torchvision_vit.FAMILIES,
     *timm_eva.FAMILIES,
     *timm_vit.FAMILIES,
 )
