@@ -113,6 +113,8 @@ def test_files_of_a_report(toy: Path) -> None:
         (["--report", "toy.yaml"], "holds no trials"),
         (["none.yaml"], "cannot read none.yaml"),
         (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
+        (["toy.yaml", "--plot", "a.png", "--plot-kind", "pie"], "--plot-kind pie"),
+        (["toy.yaml", "--csv", "no/a.csv"], "no folder"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(toy: Path, arguments: list[str], message: str) -> None:

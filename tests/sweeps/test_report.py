@@ -14,7 +14,7 @@ from tests.sweeps.test_runner import _running
 from vitcli.errors import VitcliError
 from vitcli.sweeps.export import write_csv, write_parquet
 from vitcli.sweeps.metrics import lookup
-from vitcli.sweeps.report import spread
+from vitcli.sweeps.report import never_found, spread
 from vitcli.sweeps.trialdir import Results
 
 TEXT = """
@@ -118,6 +118,12 @@ def test_curves_come_from_lists_of_the_result(done: Sweeper) -> None:
     curve = done.report(TEXT).trials[0].curve
     assert curve
     assert curve.x == (0, 1, 2) and curve.y == pytest.approx((1, 1 / 2, 1 / 3))
+
+
+def test_a_metric_that_is_nowhere_is_noticed_and_can_be_corrected(done: Sweeper) -> None:
+    wrong = TEXT.replace("result.score", "result.scroe")
+    assert never_found(done.report(wrong)) == ["score"]
+    assert never_found(done.report(TEXT)) == []
 
 
 def test_dotted_paths() -> None:

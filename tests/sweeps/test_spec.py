@@ -50,6 +50,18 @@ def test_a_search_stands_alone() -> None:
     assert "alone" in refused(HEAD + search + "grid: {norm: [pre]}").message
 
 
+def test_a_pruner_reads_what_the_trial_is_told_to_write(sweeper: Sweeper) -> None:
+    search = (
+        "search: {trials: 2, metric: a, direction: maximize, space: {lr: [1, 2]}, "
+        "pruner: {value: loss%s}}\n"
+    )
+    assert "nothing tells" in refused(HEAD + search % "").message
+    assert "directory" in refused(HEAD + search % ", file: run/metrics.jsonl").message
+    out = 'base: {out: "{trial}/run"}\n'
+    found = sweeper.load(HEAD + out + search % "").search
+    assert found and found.pruner and found.pruner.file == "{trial}/run/metrics.jsonl"
+
+
 def test_names_are_canonical_and_nested_keys_are_dotted(sweeper: Sweeper) -> None:
     sweep = sweeper.load(
         HEAD + "base: {--batch: 2, encoder: {depth: 3}}\nrepeat: {seed: [4, 5]}\n"

@@ -100,6 +100,7 @@ def sweep(
     """Run a command over a space that a YAML file describes, and show what came out.
 
     Run it again and it does what is missing. Several processes and machines may run the same sweep.
+    Trials run this vitcli, or the program that VITCLI_SWEEP_PROGRAM names: "srun -n1 vitcli".
 
     Examples:
 
@@ -109,13 +110,17 @@ def sweep(
 
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
-    from vitcli.render.console import answer, answer_text, note
+    from vitcli.render.console import answer, answer_text, note, warn
     from vitcli.render.figure import check_figure_file, save_figure
-    from vitcli.sweeps.report import View
+    from vitcli.render.sweep_figure import check_kind
+    from vitcli.sweeps.export import check_files
+    from vitcli.sweeps.report import View, never_found
     from vitcli.sweeps.report import report as gather
     from vitcli.sweeps.trialdir import Results
 
     check_figure_file(plot)
+    check_kind(plot_kind)
+    check_files(csv, parquet)
     if (file is None) == (report is None):
         raise VitcliError("give a sweep's file to run it, or --report DIR to read it", "not both")
     loaded, place = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
@@ -133,6 +138,10 @@ def sweep(
     if report is None:
         code = _run(loaded, results, fail_fast, retry_failed)
     found = gather(loaded, results, view)
+    for name in never_found(found):
+        warn(
+            f"no finished trial has {loaded.metrics[name]}: correct the path under metrics; no trial is run again for it"
+        )
     if csv or parquet:
         from vitcli.sweeps.export import write_csv, write_parquet
 

@@ -15,6 +15,12 @@ LOG_RATIO = 20
 """An axis of positive numbers that span more than this is drawn on a log scale."""
 
 
+def check_kind(kind: str) -> None:
+    """Raises VitcliError for a kind that is not in KINDS."""
+    if kind not in KINDS:
+        raise VitcliError(f"--plot-kind {kind}: unknown", "one of " + ", ".join(KINDS))
+
+
 def kind_of(report: SweepReport) -> str:
     """The figure that suits the space.
 
@@ -42,8 +48,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
     """
     from matplotlib.figure import Figure
 
-    if kind not in KINDS:
-        raise VitcliError(f"--plot-kind {kind}: unknown", "one of " + ", ".join(KINDS))
+    check_kind(kind)
     kind = kind_of(report) if kind == "auto" else kind
     if kind == "search" and metric is None:
         metric = report.objective.partition(" ")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -35,6 +36,21 @@ def rows(report: SweepReport) -> list[dict[str, Any]]:
     ]
 
 
+def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
+    """Refuse, before anything is run, files that could not be written after it.
+
+    Raises:
+        VitcliError: there is no such folder, or no pyarrow.
+    """
+    for path in (csv_file, parquet_file):
+        if path and not path.parent.is_dir():
+            raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+    if parquet_file and importlib.util.find_spec("pyarrow") is None:
+        raise VitcliError(
+            "--parquet needs pyarrow, which is not installed", "pip install 'vitcli[parquet]'"
+        )
+
+
 def write_csv(report: SweepReport, path: Path) -> None:
     """Write the rows; what has no value is an empty cell."""
     table = rows(report)
@@ -47,18 +63,10 @@ def write_csv(report: SweepReport, path: Path) -> None:
 
 
 def write_parquet(report: SweepReport, path: Path) -> None:
-    """Write the rows with one type a column; a column of mixed types is text.
+    """Write the rows with one type a column; a column of mixed types is text."""
+    import pyarrow
+    from pyarrow import parquet
 
-    Raises:
-        VitcliError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise VitcliError(
-            "--parquet needs pyarrow, which is not installed", "pip install 'vitcli[parquet]'"
-        ) from error
     table = rows(report)
     columns = {key: _one_type([row[key] for row in table]) for key in (table[0] if table else ())}
     with atomic_write(path) as file:

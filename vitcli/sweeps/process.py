@@ -56,9 +56,13 @@ class Child:
     def overdue(self) -> bool:
         return self.timeout_s is not None and self.wall_s > self.timeout_s
 
-    def end(self) -> int:
-        """SIGTERM to it and all it started, SIGKILL after GRACE_S; returns its exit code."""
+    def ask_to_end(self) -> None:
+        """SIGTERM to it and all it started."""
         self._signal(signal.SIGTERM)
+
+    def end(self) -> int:
+        """Ask it to end, SIGKILL to all it started after GRACE_S; returns its exit code."""
+        self.ask_to_end()
         try:
             self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:

@@ -87,6 +87,14 @@ def report(sweep: Sweep, results: Results, view: View | None = None) -> SweepRep
     )
 
 
+def never_found(found: SweepReport) -> list[str]:
+    """Metrics that stand in no finished trial's result: most likely a path with a mistake."""
+    done = [trial for trial in found.trials if trial.state == "done"]
+    return [
+        name for name in found.metrics if done and all(t.metrics.get(name) is None for t in done)
+    ]
+
+
 def _trials(sweep: Sweep, results: Results, stale: bool) -> list[SweepTrial]:
     planned = {trial.id: trial.params for trial in expand(sweep)}
     found: dict[str, SweepTrial] = {}

@@ -238,6 +238,9 @@ class Runner:
         time.sleep(POLL_S if longest < 5 else SLOW_POLL_S)
 
     def _interrupt(self) -> None:
+        for slot in self._slots:
+            if slot.child:
+                slot.child.ask_to_end()
         for slot in list(self._slots):
             if slot.child:
                 code = slot.child.end()

@@ -186,6 +186,8 @@ class _Reader:
                 ("search",), "stands alone: it cannot be crossed with grid, zip or random",
                 "list the other values as choices in search.space",
             )  # fmt: skip
+        if section.search and section.search.pruner:
+            self._check_pruner(section.search.pruner, base)
         repeat = self._repeat(command)
         parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
         self._once({**parts, "repeat": repeat})
@@ -209,6 +211,15 @@ class _Reader:
             storage=section.storage,
             source=self.document.source,
         )
+
+    def _check_pruner(self, pruner: PrunerSection, base: Mapping[str, Value]) -> None:
+        if "{trial}" not in pruner.file:
+            raise self.fail(
+                ("search", "pruner", "file"), "is not in the trial's directory", "{trial}/…"
+            )
+        if not any("{trial}" in str(value) for value in base.values()):
+            text = f"nothing tells the command to write {pruner.file}"
+            raise self.fail(("search", "pruner"), text, 'base: {out: "{trial}/run"}')
 
     def _command(self) -> Command | None:
         if self.commands is None:
