@@ -18,6 +18,7 @@ import pytest
 from tests.sweeps.conftest import Sweeper, kill, wait
 from vitcli.sweeps.locks import is_held
 from vitcli.sweeps.runner import Event
+from vitcli.sweeps.study import Study
 from vitcli.sweeps.trialdir import Results
 
 HEAD = "command: train-shapes\n"
@@ -336,6 +337,24 @@ def test_two_machines_share_a_database(
     for trial in found.trials:
         assert trial.metrics["score"] == pytest.approx(1 - abs(trial.params["lr"] - 0.5))
         assert f"--lr {trial.params['lr']}" in trial.command
+
+
+def test_a_claim_seen_too_late_is_lost(sweeper: Sweeper) -> None:
+    """Both machines read that two trials wait; what one claims then, the other cannot."""
+    url = f"sqlite:///{sweeper.folder}/shared.db"
+    sweep = sweeper.load(HEAD + f"grid: {{lr: [0.1, 0.2]}}\nstorage: {url}")
+    studies = []
+    for name in ("one", "two"):
+        results = Results(sweeper.folder / name)
+        results.create(sweep.name, sweep.source)
+        studies.append(Study(sweep, results))
+    one, two = studies
+    first = one.claim()
+    seen = two._entries()
+    second = one.claim()
+    two._entries = lambda: seen  # type: ignore[method-assign]
+    assert first and second and first.id != second.id
+    assert two.claim() is None
 
 
 def _running(sweeper: Sweeper) -> Any:

@@ -139,9 +139,8 @@ def sweep(
         code = _run(loaded, results, fail_fast, retry_failed)
     found = gather(loaded, results, view)
     for name in never_found(found):
-        warn(
-            f"no finished trial has {loaded.metrics[name]}: correct the path under metrics; no trial is run again for it"
-        )
+        path = loaded.metrics[name]
+        warn(f"no finished trial has {path}: correct it under metrics, no trial runs again for it")
     if csv or parquet:
         from vitcli.sweeps.export import write_csv, write_parquet
 
