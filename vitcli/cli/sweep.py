@@ -139,8 +139,8 @@ def sweep(
         code = _run(loaded, results, fail_fast, retry_failed)
     found = gather(loaded, results, view)
     for name in never_found(found):
-        path = loaded.metrics[name]
-        warn(f"no finished trial has {path}: correct it under metrics, no trial runs again for it")
+        key = loaded.metrics[name]
+        warn(f"no finished trial has {key}: correct it under metrics, no trial runs again for it")
     if csv or parquet:
         from vitcli.sweeps.export import write_csv, write_parquet
 
