@@ -234,7 +234,7 @@ def test_a_vector_that_is_not_finite_is_not_ok(folder: Path, tmp_path: Path) -> 
 
 def test_images_that_keep_their_size(folder: Path, tmp_path: Path) -> None:
     model = dataclasses.replace(
-        tiny_model(), preprocess=PreprocessConfig(resize="none", resize_size=None)
+        tiny_model(), known_preprocess=PreprocessConfig(resize="none", resize_size=None)
     )
     assert model.preprocess.output_size is None
     assert run(model, folder, tmp_path / "out").ok == 11

@@ -118,6 +118,7 @@ def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
 def check_kind(model: LoadedModel, options: FolderOptions) -> None:
     """Refuse what could not be written, before any image is read."""
     check_format(options.format)
+    _ = model.preprocess  # an error where nothing tells how pixels are prepared
     there = [kind for kind in VECTORS if kind in available_tokens(model)]
     if options.kind not in there:
         raise VitcliError(

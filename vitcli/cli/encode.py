@@ -90,8 +90,8 @@ def encode(
     from vitcli.render.figure import check_figure_file, save_figure
 
     many = is_job(images or [], out)
-    if many and (plot or every != 1):
-        raise VitcliError("--plot and --every are for a few images", "leave out --out DIR")
+    if many and (plot or map_file or every != 1):
+        raise VitcliError("--plot, --map, --every: for a few images", "leave out --out DIR")
     if not many and job.given():
         raise VitcliError(f"{', '.join(job.given())}: for many images", "add --out DIR")
     check_figure_file(plot)

@@ -153,6 +153,8 @@ def run_job(
 
         options = job.to_options(how["tokens"], how["background"])
         loaded: LoadedModel = load_model(request)
+    if loaded.report:
+        note(loaded.report.line())
     listing = Listing(tuple(inputs), job.any_suffix, Path(out))
     with watch_job("encoding") as watch:
         result = encode_folder(loaded, listing, Path(out), options, watch)
