@@ -24,7 +24,7 @@ from vitcli.jobs.inputs import write_inputs
 from vitcli.jobs.job import Job, begin, count_failures, my_share, only_writer
 from vitcli.jobs.listing import Listing
 from vitcli.jobs.parts import OK, Rows, check_format
-from vitcli.jobs.pool import DecodePool, available_cpus
+from vitcli.jobs.pool import DecodePool
 from vitcli.jobs.worker import DecodeWork
 from vitcli.models import LoadedModel
 from vitcli.results import FailedImage
@@ -213,9 +213,8 @@ def encode_parts(
         options.memory_bytes,
     )
     todo = sum(job.inputs.rows_of(part) for part, _ in parts)
-    workers = min(options.workers or available_cpus(), todo)
-    ahead = 2 * options.batch + 2 * workers
-    with DecodePool(work, workers, options.timeout_s, ahead) as pool:
+    workers = options.workers_for(todo)
+    with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
         decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
         encoder = PartEncoder(model, options, progress.tell)
         for part, partly in parts:

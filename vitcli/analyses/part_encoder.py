@@ -16,6 +16,7 @@ from vitcli.errors import VitcliError
 from vitcli.inputs.decode import MAX_PIXELS
 from vitcli.inputs.paths import printable
 from vitcli.jobs.parts import OK, Rows
+from vitcli.jobs.pool import available_cpus
 from vitcli.jobs.worker import Decoded
 from vitcli.models import LoadedModel
 
@@ -48,6 +49,14 @@ class FolderOptions:
     shard: tuple[int, int] = (1, 1)
     retry_failed: bool = False
     fail_fast: bool = False
+
+    def workers_for(self, images: int) -> int:
+        """Decoding processes for so many images."""
+        return min(self.workers or available_cpus(), images)
+
+    def ahead(self, workers: int) -> int:
+        """Images decoded before they are needed: a batch, and something for each process to do."""
+        return 2 * (self.batch + workers)
 
 
 IDENTITY = (
