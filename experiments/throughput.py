@@ -1,6 +1,6 @@
 """How much of the slower stage's speed `vitcli encode FOLDER --out DIR` keeps.
 
-    python experiments/throughput.py [--images 48] [--rounds 3] [--workers N] [--threads N]
+    python experiments/throughput.py [--images 48] [--rounds 3] [--workers N]
 
 Decoding alone (the same worker processes, nothing behind them), encoding alone (the same batches,
 nothing before them) and the whole command, one after the other, several rounds, in one process on
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitcli.analyses.encode_folder import encode_folder
+from vitcli.analyses.encode_folder import encode_folder, encoder_threads
 from vitcli.analyses.part_encoder import FolderOptions, PartEncoder
 from vitcli.config.request import ModelRequest
 from vitcli.jobs.entries import Entry
@@ -60,12 +60,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--threads", type=int)
     parser.add_argument("--preset", default="vit-ti16")
     asked = parser.parse_args()
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    model = load_model(ModelRequest(preset=asked.preset, device="cpu"))
+    request = ModelRequest(preset=asked.preset, device="cpu")
+    model = load_model(request)
+    torch.set_num_threads(encoder_threads(model))
     options = FolderOptions(part_rows=asked.images, workers=asked.workers)
     workers = options.workers_for(asked.images)
 
@@ -88,7 +87,7 @@ def main() -> None:
 
         def command() -> None:
             out.mkdir()
-            result = encode_folder(model, Listing((str(source),)), out, options)
+            result = encode_folder(request, model, Listing((str(source),)), out, options)
             assert result.ok == asked.images
             for path in out.iterdir():
                 path.unlink()

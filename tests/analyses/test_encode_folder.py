@@ -36,13 +36,12 @@ SETTINGS = (
     *("encoder.patch_size=8", "encoder.hidden=24", "encoder.depth=2", "encoder.heads=3"),
     "encoder.mlp_hidden=40",
 )
+REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 24))
 
 
 def tiny_model(*settings: str) -> LoadedModel:
-    request = ModelRequest(
-        settings=tuple(map(parse_setting, (*SETTINGS, *settings))), image_size=(16, 24)
-    )
-    model = load_model(request)
+    chosen = (*REQUEST.settings, *map(parse_setting, settings))
+    model = load_model(dataclasses.replace(REQUEST, settings=chosen))
     randomise(model.encoder)
     return model
 
@@ -72,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 def run(model: LoadedModel, inputs: Path | list[str], out: Path, **options: Any) -> FolderResult:
     texts = [str(inputs)] if isinstance(inputs, Path) else inputs
     options = {"part_rows": 4, "batch": 3, "workers": 1} | options
-    return encode_folder(model, Listing(tuple(texts)), out, FolderOptions(**options))
+    return encode_folder(REQUEST, model, Listing(tuple(texts)), out, FolderOptions(**options))
 
 
 def rows_of(out: Path) -> list[Rows]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
@@ -16,7 +15,10 @@ import torch
 
 from vitcli._version import __version__
 from vitcli.analyses.encode import available_tokens, model_info
+from vitcli.analyses.params import model_costs
 from vitcli.analyses.part_encoder import IDENTITY, VECTORS, FolderOptions, PartEncoder, vector_width
+from vitcli.analyses.saved_model import remembered, weights_digest
+from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.inputs.paths import printable
 from vitcli.jobs.entries import Entry
@@ -62,6 +64,7 @@ class Progress:
 
 
 def encode_folder(
+    request: ModelRequest,
     model: LoadedModel,
     listing: Listing,
     out: Path,
@@ -69,6 +72,8 @@ def encode_folder(
     watch: Watch = lambda done, total, failures: None,
 ) -> FolderResult:
     """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
+
+    `request` is what `model` was loaded from.
 
     The sorted inputs are cut into parts of `part_rows` and these into batches of `batch`, whatever
     fails, so that every vector is computed in the same place of the same shape of batch and a part
@@ -81,7 +86,7 @@ def encode_folder(
     start = time.perf_counter()
     check_kind(model, options)
     with only_writer(out, shared=options.shard[1] > 1):
-        job = begin_job(model, listing, out, options)
+        job = begin_job(request, model, listing, out, options)
         torch.set_num_threads(job.threads)
         share = my_share(job.inputs.parts, options.shard)
         progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
@@ -131,7 +136,9 @@ def check_kind(model: LoadedModel, options: FolderOptions) -> None:
         )
 
 
-def begin_job(model: LoadedModel, listing: Listing, out: Path, options: FolderOptions) -> Job:
+def begin_job(
+    request: ModelRequest, model: LoadedModel, listing: Listing, out: Path, options: FolderOptions
+) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
     inputs = write_inputs(listing, out, options.part_rows)
     if inputs.count == 0:
@@ -140,7 +147,19 @@ def begin_job(model: LoadedModel, listing: Listing, out: Path, options: FolderOp
         hint = f"{skipped} files have no image suffix: --any-suffix takes them" if skipped else ""
         raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
     root = str(Path(listing.root or ".").resolve())
-    return begin(out, inputs, settings(model, options), root, torch.get_num_threads())
+    identity, threads = settings(model, options), encoder_threads(model)
+    return begin(out, inputs, identity, root, threads, remembered(request))
+
+
+def encoder_threads(model: LoadedModel) -> int:
+    """Threads for a new job: half of them where decoding a photograph costs as much as encoding.
+
+    Decoding 12 megapixels takes a core about as long as this many multiplications take it; above
+    that the decoding processes mostly wait for the encoder.
+    """
+    threads = torch.get_num_threads()
+    costs = model_costs(model.config, model.input_size)
+    return max(1, threads // 2) if costs.macs_per_image < 5e9 else threads
 
 
 def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
@@ -158,15 +177,6 @@ def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(chosen))
     return plain
-
-
-def weights_digest(encoder: torch.nn.Module) -> str:
-    """SHA-256 over every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def unfinished(

@@ -157,7 +157,7 @@ def run_job(
         note(loaded.report.line())
     listing = Listing(tuple(inputs), job.any_suffix, Path(out))
     with watch_job("encoding") as watch:
-        result = encode_folder(loaded, listing, Path(out), options, watch)
+        result = encode_folder(request, loaded, listing, Path(out), options, watch)
     if loaded.fresh:
         note("fresh weights: the vectors describe the architecture, not the images")
     if result.skipped_files:

@@ -16,7 +16,7 @@ class Entry:
     name: str
     """How tables call it. Bytes that are not UTF-8 are lone surrogates, as in `os.fsdecode`."""
     source: str
-    """The file to open: the image or its shard."""
+    """The absolute path of what to open: the image or its shard."""
     offset: int = -1
     """Where a member's content begins in its shard; -1 for a file of its own."""
     size: int = -1

@@ -58,20 +58,27 @@ class Job:
 
 
 def begin(
-    folder: Path, inputs: InputList, settings: dict[str, Any], root: str, threads: int
+    folder: Path,
+    inputs: InputList,
+    settings: dict[str, Any],
+    root: str,
+    threads: int,
+    request: dict[str, Any],
 ) -> Job:
     """Take a folder for a job, or go on with the job that it holds.
 
-    Several processes may do so at once: the first one's manifest counts for all.
+    Several processes may do so at once: the first one's manifest counts for all. `request` is how
+    the model was asked for, kept for those who want it again.
 
     Raises:
         VitcliError: the folder holds another job; says in what it differs.
     """
     manifest = {
         "settings": settings,
-        "root": printable(root),
+        "root": root,
         "inputs": {"count": inputs.count, "sha256": inputs.digest},
         "encoder_threads": threads,
+        "request": request,
     }
     path = folder / MANIFEST
     try:
@@ -189,7 +196,7 @@ def _changes(now: dict[str, Any], before: dict[str, Any], old: Path, new: Path) 
         if was != is_now:
             yield f"{key} {_short(was)} -> {_short(is_now)}"
     if now["root"] != before["root"]:
-        yield f"inputs' folder {before['root']} -> {now['root']}"
+        yield f"inputs' folder {printable(before['root'])} -> {printable(now['root'])}"
     if now["inputs"] != before["inputs"]:
         detail = difference(old, new) if old.exists() else f"now {now['inputs']['count']:,}"
         yield f"inputs: {detail}"

@@ -99,7 +99,7 @@ class Listing:
 
     def _file(self, path: str, name: str) -> Iterator[Entry]:
         """A file, or what is in it if it is a shard."""
-        lower = path.lower()
+        path, lower = os.path.abspath(path), path.lower()  # noqa: PTH100 (links stay as they are)
         if lower.endswith(".tar") and Path(path).is_file():
             yield from members(path, name, image_suffixes(), self.any_suffix, self.skipped)
         elif lower.endswith(_COMPRESSED):
