@@ -126,14 +126,14 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
 ) -> None:
     monkeypatch.setattr(module, "IMAGES_AT_ONCE", 8)
     a, b = load(torch.float64), load(torch.float64, seed=1, hidden=36, patch_size=4)
-    result = compare(a, b, photos)
-    # 23 images: parts of 8 and 15 would be unequal, but a rest below four joins the part before.
-    assert (result.cka.examples, result.cka.count, result.cka.minibatches) == ("images", 23, 3)
+    result = compare(a, b, photos[:18])
+    # A rest of two could not be estimated from: it joins the part before.
+    assert (result.cka.examples, result.cka.count, result.cka.minibatches) == ("images", 18, 2)
     pixels = torch.stack(
-        [torch.from_numpy(preprocess(decode(p).image, a.preprocess)) for p in photos]
+        [torch.from_numpy(preprocess(decode(p).image, a.preprocess)) for p in photos[:18]]
     ).double()
     total = MinibatchCka()
-    for part in (pixels[:8], pixels[8:16], pixels[16:]):
+    for part in (pixels[:8], pixels[8:]):
         grams: list[list[torch.Tensor]] = [[], []]
         for model, kept in zip((a, b), grams, strict=True):
 
