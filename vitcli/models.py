@@ -11,6 +11,8 @@ from vitcli.config.load import for_input_size, load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.encoder import VisionEncoder
+from vitcli.engines.onednn import accelerate
+from vitcli.engines.runner import Runner
 from vitcli.errors import VitcliError
 from vitcli.results.weights import LoadReport
 from vitcli.weights.load import Plan, load_weights, plan_weights
@@ -38,6 +40,8 @@ class LoadedModel:
     dtype: torch.dtype
     asked_size: tuple[int, int] | None = None
     """`--image-size`, (height, width) in pixels."""
+    runner: Runner | None = None
+    """Another engine than eager; None runs `encoder` itself."""
     report: LoadReport | None = None
     """How the checkpoint was read; None for fresh weights."""
 
@@ -57,6 +61,11 @@ class LoadedModel:
         """(height, width) of what the encoder reads; its native size where it follows the image."""
         known = self.known_preprocess and self.known_preprocess.output_size
         return self.asked_size or known or self.config.encoder.image_size
+
+    @property
+    def engine(self) -> str:
+        """What runs the encoder, one of `vitcli.engines.ENGINES`."""
+        return self.runner.name if self.runner else "eager"
 
     @property
     def name(self) -> str:
@@ -122,9 +131,11 @@ def load_model(request: ModelRequest) -> LoadedModel:
         preprocess = config.preprocess if report.preprocess_by else None
     if report:
         report = _finished(report, config, preprocess)
+    encoder = accelerate(encoder.to(device, dtype).eval())
     return LoadedModel(
         config=config,
-        encoder=encoder.to(device, dtype).eval(),
+        encoder=encoder,
+        runner=None if request.engine == "eager" else Runner(request.engine, encoder),
         known_preprocess=preprocess,
         weights=request.weights or f"fresh (seed {request.seed})",
         fresh=request.weights is None,

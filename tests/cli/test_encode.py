@@ -279,3 +279,21 @@ def test_a_full_disk_leaves_nothing_half_written(photo: Path, tmp_path: Path) ->
     result = runner.invoke(app, ["encode", *SMALL, str(photo), "--out", "/dev/full/x.npz"])
     assert result.exit_code == 2 and "/dev/full" in result.stderr
     assert list(tmp_path.iterdir()) == [photo]
+
+
+def test_another_engine_gives_the_same_table(photo: Path) -> None:
+    plain = json.loads(run(photo, photo, "--json").stdout)["images"]
+    graph = json.loads(run(photo, photo, "--json", "--engine", "onnx").stdout)["images"]
+    for image, same in zip(plain, graph, strict=True):
+        assert image["output_shape"] == same["output_shape"]
+        assert image["pooled_norm"] == pytest.approx(same["pooled_norm"], abs=1e-4)
+        for layer, again in zip(image["layers"], same["layers"], strict=True):
+            assert layer.keys() == again.keys() and layer["name"] == again["name"]
+            assert layer["patch_norm_mean"] == pytest.approx(again["patch_norm_mean"], abs=1e-4)
+            assert layer["cls_cosine_prev"] == pytest.approx(again["cls_cosine_prev"], abs=1e-4)
+
+
+def test_engines_that_cannot_be(photo: Path, tmp_path: Path) -> None:
+    assert "--engine turbo: unknown" in run(photo, "--engine", "turbo", code=2).output
+    drawn = ("--map", tmp_path / "map.png", "--engine", "onnx")
+    assert "--map looks inside the encoder" in run(photo, *drawn, code=2).output

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitcli.analyses.images import Advance, Prepared, image_batches, stacked
 from vitcli.core.encoder import EncoderOutput
-from vitcli.core.taps import layer_points, tapped
+from vitcli.core.taps import Observer, layer_points, tapped
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.inputs.preprocess import describe
@@ -80,11 +80,24 @@ def _run(
     model: LoadedModel, batch: Sequence[Prepared]
 ) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
     """The layer table of each image, and the encoder's output."""
-    points = layer_points(model.encoder)
     table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
-    with tapped((module, table.observe) for _, module in points):
-        output: EncoderOutput = model.encoder(stacked(model, batch))
-    return table.rows([name for name, _ in points]), output
+    output = run_observed(model, stacked(model, batch), table.observe)
+    return table.rows([name for name, _ in layer_points(model.encoder)]), output
+
+
+@torch.inference_mode()
+def run_observed(model: LoadedModel, pixels: Tensor, observe: Observer | None) -> EncoderOutput:
+    """One forward pass by the model's engine; `observe` sees the tokens at each `layer_points`."""
+    if model.runner:
+        output, layers = model.runner(pixels)
+        if observe:
+            for tokens in layers:
+                observe(tokens)
+        return output
+    points = [(module, observe) for _, module in layer_points(model.encoder) if observe]
+    with tapped(points):
+        answer: EncoderOutput = model.encoder(pixels)
+    return answer
 
 
 class NormTable:

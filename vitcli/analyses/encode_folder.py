@@ -173,6 +173,7 @@ def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
         "preprocess": model.preprocess.model_dump(mode="json"),
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "engine": model.engine,
         **{key: asdict(options)[key] for key in IDENTITY},
     }
     plain: dict[str, Any] = json.loads(json.dumps(chosen))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vitcli.analyses.encode import NormTable, select_tokens
-from vitcli.core.encoder import EncoderOutput
-from vitcli.core.taps import layer_points, tapped
+from vitcli.analyses.encode import NormTable, run_observed, select_tokens
+from vitcli.core.taps import layer_points
 from vitcli.errors import VitcliError
 from vitcli.inputs.decode import MAX_PIXELS
 from vitcli.inputs.paths import printable
@@ -122,15 +121,14 @@ class PartEncoder:
     def _run(self, pixels: torch.Tensor) -> dict[str, np.ndarray]:
         """One forward pass over (B, 3, h, w): each array of the part, (B, width)."""
         model = self.model
-        taps = layer_points(model.encoder) if self.options.norms else []
         table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
-        with tapped((module, table.observe) for _, module in taps):
-            output: EncoderOutput = model.encoder(pixels.to(model.device, model.dtype))
+        observe = table.observe if self.options.norms else None
+        output = run_observed(model, pixels.to(model.device, model.dtype), observe)
         with np.errstate(over="ignore"):
             vector = select_tokens(model, output, self.options.kind)
             arrays = {"vector": vector.astype(self.options.vector_dtype)}
-        if taps:
-            layers = table.rows([name for name, _ in taps])
+        if self.options.norms:
+            layers = table.rows([name for name, _ in layer_points(model.encoder)])
             arrays["patch_norm_mean"] = np.array([[a.patch_norm_mean for a in x] for x in layers])
             if model.config.encoder.cls_token:
                 arrays["cls_norm"] = np.array([[a.cls_norm for a in x] for x in layers])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitcli.cli.encode_folder import JobOptions, is_job, run_job
+from vitcli.cli.engines import EngineOption, known_engine
 from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
 from vitcli.errors import VitcliError
 
@@ -45,6 +47,7 @@ def encode(
             "patch without pooling.",
         ),
     ] = None,
+    engine: EngineOption = "eager",
     background: Annotated[
         str,
         typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
@@ -101,7 +104,12 @@ def encode(
             f"{'--layer' if map_query is None else '--map-query'} says what --map draws",
             "add --map features.png",
         )
-    request = model.to_request()
+    if map_file and engine != "eager":
+        raise VitcliError(
+            f"--map looks inside the encoder, which --engine {engine} has fused",
+            "--engine eager",
+        )
+    request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     if print_config and request.weights is None:
         from vitcli.config.load import config_yaml
 

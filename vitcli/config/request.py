@@ -26,6 +26,8 @@ class ModelRequest:
     pos_resize: str | None = None
     device: str = "auto"
     dtype: str = "float32"
+    engine: str = "eager"
+    """One of `vitcli.engines.ENGINES`: what runs the forward passes of `vitcli encode`."""
 
     @property
     def all_settings(self) -> tuple[Setting, ...]:
