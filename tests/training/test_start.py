@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.conftest import randomise, tiny_config
+from tests.training.runs import request, run
+from vitcli.analyses import train
 from vitcli.build import build_encoder
+from vitcli.config.load import Setting
+from vitcli.config.request import ModelRequest
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.core.positions import LearnedPosition
 from vitcli.errors import VitcliError
+from vitcli.models import load_model
 from vitcli.training.start import start_encoder, with_classifier
 
 
@@ -67,3 +76,32 @@ def test_adapters_on_no_such_head_are_refused() -> None:
     train = TrainConfig(lora=LoraConfig(heads=("9:0",)))
     with pytest.raises(VitcliError, match="no layer 9"):
         start_encoder(with_classifier(tiny_config(), 4), train)
+
+
+def test_a_run_directory_is_a_weights_source(tmp_path: Path) -> None:
+    """The model that another command loads answers as the run's own, bit for bit."""
+    run(tmp_path / "run", train__ema=0.5, encoder__registers=1, train__lr=0.01)
+    loaded = load_model(ModelRequest(weights=str(tmp_path / "run"), device="cpu"))
+    assert loaded.config.encoder.registers == 1 and loaded.config.encoder.head_dim == 4
+    averaged = load_file(tmp_path / "run" / "snapshots" / "step-000000008" / "ema.safetensors")
+    for name, tensor in loaded.encoder.state_dict().items():
+        assert torch.equal(tensor, averaged[name])
+
+
+def test_adapters_start_from_a_run_and_change_one_head_alone(tmp_path: Path) -> None:
+    base = run(tmp_path / "run", train__lr=0.01)
+    weights = str(tmp_path / "run")
+    asked = dataclasses.replace(
+        request(tmp_path / "lora", train__lora__heads=["1:0"], train__lr=1e-12),
+        model=ModelRequest(weights=weights, device="cpu"),
+    )
+    asked = dataclasses.replace(
+        asked, settings=(*asked.settings, Setting(("train", "weights"), weights, "--weights"))
+    )
+    source = train.source_of(asked)
+    result = train.train_shapes(asked, train.shapes_config(asked, source), source)
+    # At no learning rate to speak of it is the base model, its classifier included.
+    assert result.result.val_loss == pytest.approx(base.result.val_loss, rel=1e-6)
+    resumed = dataclasses.replace(asked, resume=True)
+    again = train.train_shapes(resumed, train.shapes_config(resumed, source), source)
+    assert again.result.val_loss == result.result.val_loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -150,20 +151,29 @@ def classes_table(summary: TrainSummary) -> Table:
 
 
 def audit_table(result: TrainResult) -> Table:
-    """Every parameter that trains; those that do not, as one line."""
+    """Every parameter that trains, and what is frozen by block."""
     grid = table("gradient audit")
-    grid.add_column("parameter")
+    grid.add_column("parameters")
     grid.add_column("count", justify="right")
     grid.add_column("trains")
     grid.add_column("gradient norm", justify="right")
-    frozen = [row for row in result.audit if not row.trainable]
-    for row in result.audit:
-        if row.trainable:
-            grid.add_row(escape(row.name), f"{row.parameters:,}", "yes", f"{row.gradient_norm:.3e}")
-    if frozen:
-        count = sum(row.parameters for row in frozen)
-        grid.add_row(f"{len(frozen)} others", f"{count:,}", "no", "none")
+    for place, group in groupby(result.audit, key=lambda row: part(row.name)):
+        rows = list(group)
+        for row in rows:
+            if row.trainable:
+                norm = f"{row.gradient_norm:.3e}"
+                grid.add_row(escape(row.name), f"{row.parameters:,}", "yes", norm)
+        frozen = [row.parameters for row in rows if not row.trainable]
+        if frozen:
+            rest = " (rest)" if len(frozen) < len(rows) else ""
+            grid.add_row(f"{place}{rest}", f"{sum(frozen):,}", "no", "none")
     return grid
+
+
+def part(name: str) -> str:
+    """The block or part of the encoder that a parameter belongs to."""
+    words = name.split(".")
+    return ".".join(words[: {"blocks": 3, "norm": 2}.get(words[1], 1)])
 
 
 def verdict_line(summary: TrainSummary) -> str:
