@@ -15,11 +15,11 @@ from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
 from vitcli.results.sweep import Curve, Spread, SweepGroup, SweepReport, SweepTrial
+from vitcli.sweeps.elsewhere import elsewhere
 from vitcli.sweeps.expand import belongs, expand
 from vitcli.sweeps.metrics import lookup
 from vitcli.sweeps.options import canonical
 from vitcli.sweeps.spec import Sweep
-from vitcli.sweeps.study import elsewhere
 from vitcli.sweeps.trialdir import Results, TrialDir
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {

@@ -16,8 +16,6 @@ An entry that failed without an `outcome` was given up and says nothing of its t
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import os
 import statistics
@@ -26,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitcli.results.sweep import SweepTrial
+from vitcli.sweeps.elsewhere import study_name, tell
 from vitcli.sweeps.expand import Trial, expand, repeats, trial_id
 from vitcli.sweeps.metrics import lookup
-from vitcli.sweeps.space import Choice
+from vitcli.sweeps.samplers import make_pruner, make_sampler
 from vitcli.sweeps.spec import Sweep
 from vitcli.sweeps.storage import GRACE_S, HEARTBEAT_S, open_storage
 from vitcli.sweeps.trialdir import Results, TrialDir
@@ -99,8 +97,8 @@ class Study:
                 storage=self._storage,
                 study_name=study_name(self.sweep),
                 direction=search.direction if search else "minimize",
-                sampler=self._sampler(),
-                pruner=self._pruner(),
+                sampler=make_sampler(search, 0),
+                pruner=make_pruner(search),
                 load_if_exists=True,
             )
             self._void = {t.number for t in self._entries() if self._outdated(t)}
@@ -126,22 +124,11 @@ class Study:
             return error
         value = statistics.fmean(numbers) if numbers else 0.0
         if not self._local:  # a report on another machine has nothing else to read
-            told = [self._told(*trial, r) for trial, r in zip(claim.trials, results, strict=True)]
+            ended = zip(claim.trials, results, strict=True)
+            told = [tell(self.sweep, trial, place, result) for (trial, place, _), result in ended]
             self._attribute(claim, "told", told)
         self._end(claim, self._states.COMPLETE, [value])
         return ""
-
-    def _told(self, trial: Trial, place: TrialDir, _: int, result: Mapping[str, Any]) -> Any:
-        status, config = place.status(), place.config() or {}
-        return {
-            "params": dict(trial.params),
-            "metrics": {n: lookup(result, path) for n, path in self.sweep.metrics.items()},
-            "wall_s": status.wall_s,
-            "attempts": status.attempts,
-            "host": status.host,
-            "command": config.get("run", ""),
-            "cwd": config.get("cwd", ""),
-        }
 
     def fail(self, claim: Claim, error: str) -> None:
         self._attribute(claim, "outcome", "failed")
@@ -162,13 +149,13 @@ class Study:
 
     def counts(self) -> Counts:
         """How the whole sweep stands, on every machine; of a search, in points."""
-        planned = None if self.sweep.search else {trial.id for trial in self.planned}
-        states = [
-            entries[-1].state
-            for id, entries in self._meanings().items()
-            if id and (planned is None or id in planned)
-        ]
         search = self.sweep.search
+        known = self._meanings()
+        if search:
+            entries = [entry for id, same in known.items() if id for entry in same]
+        else:
+            entries = [known[trial.id][-1] for trial in self.planned if trial.id in known]
+        states = [entry.state for entry in entries]
         return Counts(
             done=states.count(self._states.COMPLETE),
             running=states.count(self._states.RUNNING),
@@ -266,7 +253,7 @@ class Study:
         waiting = any(e.state == self._states.WAITING for e in entries)
         if not waiting and len(entries) >= search.trials:
             return None
-        self._study.sampler = self._sampler(len(entries))
+        self._study.sampler = make_sampler(search, len(entries))
         axes = {key: axis.distribution() for key, axis in self.sweep.space.items()}
         live = self._study.ask(axes)
         # Two machines may both see room for one more: the older entry has it.
@@ -320,71 +307,3 @@ class Study:
         with contextlib.suppress(RuntimeError):  # taken for dead and already given up
             self._storage.set_trial_state_values(claim.key, state, values)
         claim.release()
-
-    # -- what a search is made of ------------------------------------------------------------
-
-    def _sampler(self, drawn: int = 0) -> optuna.samplers.BaseSampler:
-        """Seeded by how many points there are: a resumed search does not draw the first again."""
-        import optuna
-
-        search = self.sweep.search
-        seed = search.seed + 1000 * drawn if search and search.seed is not None else None
-        if search and search.sampler == "tpe":
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        return optuna.samplers.RandomSampler(seed=seed)
-
-    def _pruner(self) -> optuna.pruners.BasePruner:
-        import optuna
-
-        pruner = self.sweep.search.pruner if self.sweep.search else None
-        if pruner is None:
-            return optuna.pruners.NopPruner()
-        return optuna.pruners.MedianPruner(pruner.startup_trials, pruner.warmup_steps)
-
-
-def study_name(sweep: Sweep) -> str:
-    """The sweep's name; of a search, also what makes its values comparable."""
-    search = sweep.search
-    if not search:
-        return sweep.name
-    axes = {
-        key: list(axis.values) if isinstance(axis, Choice) else "range"
-        for key, axis in sweep.space.items()
-    }
-    same = [sweep.command, dict(sweep.base), dict(sweep.repeat), axes]
-    text = json.dumps([*same, search.metric, search.direction], sort_keys=True)
-    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
-    """Trials in the study that another directory holds: what their entries tell, by trial id."""
-    import optuna
-
-    storage = open_storage(sweep.storage, results.journal)
-    try:
-        study = optuna.load_study(study_name=study_name(sweep), storage=storage)
-    except KeyError:
-        return {}
-    found: dict[str, SweepTrial] = {}
-    for entry in study.get_trials(deepcopy=False):
-        attributes = entry.user_attrs
-        state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
-        if entry.state.name == "FAIL" and "outcome" in attributes:
-            state = "failed"
-        for index, id in enumerate(attributes.get("trials", []) if state else []):
-            known = attributes.get("told", [])
-            told = known[index] if index < len(known) else {}
-            found[id] = SweepTrial(
-                id=id,
-                state=state or "",
-                params=told.get("params", attributes.get("params", {})),
-                metrics=told.get("metrics", {}),
-                wall_s=told.get("wall_s"),
-                attempts=told.get("attempts", 0),
-                error=attributes.get("error", ""),
-                command=told.get("command", ""),
-                cwd=told.get("cwd", ""),
-                directory="",
-                host=told.get("host", ""),
-            )
-    return found
