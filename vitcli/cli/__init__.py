@@ -13,8 +13,10 @@ from vitcli.cli import (
     compare,
     encode,
     export,
+    neighbours,
     params,
     presets,
+    probe,
     profile,
     sweep,
     train,
@@ -53,6 +55,8 @@ def _root(
 
 
 app.command("encode")(encode.encode)
+app.command("neighbours")(neighbours.neighbours)
+app.command("probe")(probe.probe)
 app.command("params")(params.params)
 app.command("profile")(profile.profile)
 app.command("export")(export.export)

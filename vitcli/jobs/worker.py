@@ -67,7 +67,7 @@ def read(entry: Entry, work: DecodeWork) -> Decoded:
         return Decoded(code=entry.code, error=entry.error)
     width = height = None
     try:
-        source = _content(entry)
+        source = content(entry)
         image = decode(
             source,
             name=entry.name,
@@ -88,7 +88,12 @@ def read(entry: Entry, work: DecodeWork) -> Decoded:
         return Decoded(None, width, height, "corrupt", reason)
 
 
-def _content(entry: Entry) -> str | bytes:
+def content(entry: Entry) -> str | bytes:
+    """What `decode` reads: the file's path, or the bytes of a member.
+
+    Raises:
+        ImageError: the shard cannot be read so far.
+    """
     if entry.offset < 0:
         return entry.source
     try:

@@ -1,0 +1,54 @@
+"""vitcli neighbours"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.cli.options import JsonOption, PlotOption
+
+
+def neighbours(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli encode --out DIR` wrote.")
+    ],
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="One of the images in there, or another file.")
+    ],
+    count: Annotated[int, typer.Option("--count", "-k", min=1, metavar="N", help="How many.")] = 10,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Where another file is encoded.")
+    ] = "auto",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """The images nearest to one, by cosine: whether the vectors make sense, at a glance.
+
+    \b
+    Examples:
+      vitcli neighbours vectors/ cats/001.jpg
+      vitcli neighbours vectors/ another.jpg --plot nearest.png
+    """
+    from vitcli.render.console import answer, answer_text, note, status
+    from vitcli.render.figure import check_figure_file, save_figure
+
+    check_figure_file(plot)
+    with status("comparing"):
+        from vitcli.analyses import neighbours as analysis
+
+        result = analysis.neighbours(folder, image, count, device)
+    if plot:
+        from vitcli.render.neighbours import figure
+
+        save_figure(figure(result, analysis.pictures(result)), plot)
+        note(f"drew {plot}")
+    if json:
+        from vitcli.render.json import to_json
+
+        answer_text(to_json(result))
+    else:
+        from vitcli.render.neighbours import tables
+
+        answer(*tables(result))

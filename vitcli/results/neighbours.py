@@ -1,0 +1,35 @@
+"""What `vitcli neighbours` answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """An image near the one asked about."""
+
+    index: int
+    """Its row among the vectors."""
+    path: str
+    cosine: float
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class NeighboursResult:
+    """The answer of `vitcli neighbours DIR IMAGE`, nearest first."""
+
+    image: str
+    folder: str
+    model: str
+    weights: str
+    index: int | None
+    """Its own row where it is one of those encoded; it is then no neighbour of itself."""
+    searched: int
+    """Vectors compared with."""
+    cosine_mean: float
+    """Over all of them: what a cosine means depends on how alike everything is."""
+    cosine_std: float
+    neighbours: tuple[Neighbour, ...]
