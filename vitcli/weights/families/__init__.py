@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from vitcli.weights.families import (
+    facebook,
+    google,
     hf_clip,
     hf_dino,
     hf_internvl,
     hf_qwen,
     hf_vit,
+    internvit,
     open_clip,
     timm_eva,
     timm_vit,
@@ -21,8 +24,11 @@ FAMILIES: tuple[Family, ...] = (
     *hf_clip.FAMILIES,
     *hf_internvl.FAMILIES,
     *hf_qwen.FAMILIES,
+    *internvit.FAMILIES,
+    *google.FAMILIES,
     *open_clip.FAMILIES,
     *torchvision_vit.FAMILIES,
+    *facebook.FAMILIES,
     *timm_eva.FAMILIES,
     *timm_vit.FAMILIES,
 )
