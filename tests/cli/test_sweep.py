@@ -148,7 +148,8 @@ def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
 
 def test_commands_are_known_by_their_own_parsers() -> None:
     commands = known_commands(app)
-    assert {"encode", "train-shapes", "sweep"} <= commands.keys()
+    assert {"encode", "train-shapes", "profile"} <= commands.keys()
+    assert "sweep" not in commands
     shapes = commands["train-shapes"]
     assert {"norm", "lr", "seed", "out", "resume", "lora", "image_size"} <= shapes.options.keys()
     assert shapes.options["resume"].is_switch and shapes.options["lora"].repeatable

@@ -103,6 +103,8 @@ def test_what_cannot_be_drawn_is_said() -> None:
         (Spread(3, 1234.5, 56.0, 0, 1), "1234 ± 56"),
         (Spread(3, 2.0, 0.0, 2, 2), "2 ± 0"),
         (Spread(1, 0.25, None, 0, 1), "0.25"),
+        (Spread(3, 2.1234e8, 3.1e6, 0, 1), "212.3M ± 3.1M"),
+        (Spread(1, 123456.0, None, 0, 1), "123.5k"),
     ],
 )
 def test_a_mean_has_the_digits_that_its_spread_allows(spread: Spread, text: str) -> None:

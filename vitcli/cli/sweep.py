@@ -22,79 +22,87 @@ PROGRAM_VARIABLE = "VITCLI_SWEEP_PROGRAM"
 so that running a file runs vitcli and nothing else."""
 
 
+def run_option(*names: str, **how: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Running", **how)
+
+
+def report_option(*names: str, **how: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Reporting", **how)
+
+
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE.yaml]", help="The sweep to run.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where trials go.  [default: runs/NAME]"),
+        run_option("--out", metavar="DIR", help="Where trials go (default: runs/NAME)."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="DIR|FILE", help="Run nothing: show what is there."),
+        report_option("--report", metavar="DIR|FILE", help="Run nothing: show what is there."),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            "--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."
-        ),
+        run_option("--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.001, metavar="S", help="Seconds a trial may take."),
+        run_option("--timeout", min=0.001, metavar="S", help="Seconds a trial may take."),
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(
+        run_option(
             "--storage",
             metavar="URL",
-            help="Optuna storage that several machines share.  [default: a journal file in DIR]",
+            help="Optuna storage that several machines share (default: a journal file in DIR).",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials and their commands; run none.")
+        bool, run_option("--dry-run", help="Print the trials and their commands; run none.")
     ] = False,
     fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Start no more trials once one has failed.")
+        bool, run_option("--fail-fast", help="Start no more trials once one has failed.")
     ] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed trials again.")
+        bool, run_option("--retry-failed", help="Run failed trials again.")
     ] = False,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="COND", help="Show norm=post, 'lr<=0.01', … Repeatable."),
+        report_option("--where", metavar="COND", help="Show norm=post, 'lr<=0.01', … Repeatable."),
     ] = None,
     sort: Annotated[
         str | None,
-        typer.Option("--sort", metavar="NAME", help="Sort by it; -NAME for the largest first."),
+        report_option("--sort", metavar="NAME", help="Sort by it; -NAME for the largest first."),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", metavar="KEY,…", help="Mean and spread of trials that agree here."),
+        report_option(
+            "--group", metavar="KEY,…", help="Mean and spread of trials that agree here."
+        ),
     ] = None,
-    each: Annotated[bool, typer.Option("--each", help="A row a trial, not a group.")] = False,
+    each: Annotated[bool, report_option("--each", help="A row a trial, not a group.")] = False,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Also trials the file no longer asks for.")
+        bool, report_option("--stale", help="Also trials the file no longer asks for.")
     ] = False,
     show: Annotated[
         str | None,
-        typer.Option("--show", metavar="TRIAL", help="All about one trial and its command."),
+        report_option("--show", metavar="TRIAL", help="All about one trial and its command."),
     ] = None,
     json: JsonOption = False,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a trial.")
+        Path | None, report_option("--csv", metavar="FILE", help="Write a row a trial.")
     ] = None,
     parquet: Annotated[
-        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a row a trial.")
+        Path | None, report_option("--parquet", metavar="FILE", help="Write a row a trial.")
     ] = None,
     plot: PlotOption = None,
     plot_kind: Annotated[
         str,
-        typer.Option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
+        report_option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
     ] = "auto",
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="What --plot draws.")
+        str | None, report_option("--metric", metavar="NAME", help="What --plot draws.")
     ] = None,
 ) -> None:
     """Run a command over a space that a YAML file describes, and show what came out.

@@ -127,10 +127,12 @@ def spread_text(spread: Spread) -> str:
     """`0.9712 ± 0.0031`: the spread to two digits, the mean to the same place."""
     if spread.std is None:
         return text(spread.mean)
-    if spread.std == 0 or not 1e-4 <= abs(spread.mean) < 1e6:
-        return f"{spread.mean:.4g} ± {spread.std:.2g}"
-    digits = max(0, min(6, -int(f"{spread.std:e}".split("e")[1]) + 1))
-    return f"{spread.mean:.{digits}f} ± {spread.std:.{digits}f}"
+    size, unit = _unit(spread.mean)
+    mean, std = spread.mean / size, spread.std / size
+    if std == 0 or abs(mean) < 1e-4:
+        return f"{mean:.4g}{unit} ± {std:.2g}{unit}"
+    digits = max(0, min(6, -int(f"{std:e}".split("e")[1]) + 1))
+    return f"{mean:.{digits}f}{unit} ± {std:.{digits}f}{unit}"
 
 
 def text(value: Any, missing: str = "-") -> str:
@@ -139,7 +141,16 @@ def text(value: Any, missing: str = "-") -> str:
         return missing
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        size, unit = _unit(value)
+        return f"{value / size:.4g}{unit}"
+    return str(value)
+
+
+def _unit(value: float) -> tuple[float, str]:
+    """What to divide a large number by, and the letter that says so."""
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return next((u for u in units if abs(value) >= max(u[0], 1e5)), (1.0, ""))
 
 
 def duration(seconds: float) -> str:
