@@ -17,7 +17,7 @@ CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": Ima
 
 
 def known_commands(app: typer.Typer) -> dict[str, Command]:
-    """What a sweep can run: every command that prints JSON but itself, as its own parser knows it."""
+    """What a sweep can run: every command that prints JSON but itself, by name."""
     group: Any = typer.main.get_command(app)
     commands = {name: _command(name, command) for name, command in group.commands.items()}
     return {name: c for name, c in commands.items() if "json" in c.options and name != "sweep"}
