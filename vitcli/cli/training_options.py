@@ -188,7 +188,9 @@ def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | 
     if request.out:
         with atomic_write(request.out / "result.json") as file:
             file.write(text.encode())
-        note(f"the run is in {request.out}; --weights {request.out} reads it")
+        loadable = (request.out / "model.safetensors").exists()
+        reads = f"; --weights {request.out} reads it" if loadable else ""
+        note(f"the run is in {request.out}{reads}")
     if plot:
         from vitcli.render.figure import save_figure
         from vitcli.render.train import figure

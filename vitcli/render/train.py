@@ -222,7 +222,8 @@ def figure(result: TrainResult) -> Any:
         rate.set_yscale("log")
     rate.set_title("gradient norm and learning rate", fontsize=10)
     twin = rate.twinx()
-    twin.plot([row.step for row in steps], [row.lr for row in steps], color="C3", label="lr")
+    twin.plot([row.step for row in steps], [row.lr for row in steps], color="C3")
+    rate.plot([], [], color="C3", label="learning rate (right)")
     twin.set_ylabel("learning rate")
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("step")

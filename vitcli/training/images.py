@@ -7,6 +7,7 @@ same preprocessing as every other command.
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,8 @@ def find_sets(
     if kind in ("mnist", "fashion-mnist") and (path / "train-images-idx3-ubyte.gz").exists():
         return idx_sets(path, kind)
     library = torchvision()
+    if download and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise VitcliError("--download is for one process", "fetch the files first, then torchrun")
     name = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST"}.get(
         kind, "FashionMNIST"
     )

@@ -214,7 +214,7 @@ class Trainer:
         rate = learning_rate(step, self.total, train.lr, self.warmup, train.schedule, train.min_lr)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        self.encoder.train()
+        self.encoder.train(train.freeze == "none")  # a frozen encoder drops nothing
         self.optimiser.zero_grad()
         seed_device(derived_seed(train.seed, "step", step, self.world.rank), self.device)
         sums = torch.zeros(2, device=self.device)  # loss and right answers
