@@ -25,7 +25,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "tea
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
 WRAPPED_NAMES = ("module.", "_orig_mod.")
 """What data-parallel training and torch.compile put before every name."""
-RELEASE_EVERY = 16 << 20
+RELEASE_EVERY = 32 << 20
 """Bytes read from a mapped file before its pages are given back."""
 
 DAMAGED = (
@@ -102,24 +102,29 @@ def read_tensors(path: Path) -> Tensors:
 
 
 class _Mapped:
-    """A safetensors file, mapped anew now and then so that pages already copied are released."""
+    """A mapped file, opened anew now and then: the pages of what was copied out are then free.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `opened` maps the file and gives what reads a tensor of it by name; `every` is after how many
+    bytes that is done again.
+    """
+
+    def __init__(self, opened: Callable[[], Callable[[str], Tensor]], every: int) -> None:
+        self.opened = opened
+        self.every = every
         self.bytes_read = 0
-        self.handle: Any = None
+        self.reader: Callable[[str], Tensor] | None = None
 
     def read(self, name: str) -> Tensor:
-        if self.handle is None or self.bytes_read > RELEASE_EVERY:
-            self.handle = safe_open(self.path, framework="pt")
-            self.bytes_read = 0
-        tensor: Tensor = self.handle.get_tensor(name)
+        if self.bytes_read > self.every:
+            self.reader, self.bytes_read = None, 0
+        self.reader = self.reader or self.opened()
+        tensor = self.reader(name)
         self.bytes_read += tensor.nbytes
         return tensor
 
 
 def read_safetensors(path: Path) -> Tensors:
-    mapped = _Mapped(path)
+    mapped = _Mapped(lambda: safe_open(path, framework="pt").get_tensor, RELEASE_EVERY)
     try:
         opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
         with opened as file:
@@ -147,7 +152,7 @@ def read_torch(path: Path) -> Tensors:
     try:
         if is_torchscript(path):
             return Tensors({n: LazyTensor(*found) for n, found in read_torchscript(path).items()})
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        content = _load(path)
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL ([\w.]+)|global ([\w.]+)", str(error))
         name = next((group for group in wanted.groups() if group), "") if wanted else ""
@@ -165,23 +170,34 @@ def read_torch(path: Path) -> Tensors:
             f"{path}: truncated or not a PyTorch checkpoint ({_first_line(error)})",
             "download or copy it again",
         ) from error
-    return _state_dict(content, path)
+    tensors, wrapper = _state_dict(content, path)
+    found = lazy(tensors)
+    if _is_zip(path):  # what is mapped can be let go and mapped again
+        every = max(RELEASE_EVERY, path.stat().st_size // 5)  # opening one takes longer
+        mapped = _Mapped(lambda: _state_dict(_load(path), path)[0].__getitem__, every)
+        found = Tensors(
+            {n: LazyTensor(t.shape, t.dtype, partial(mapped.read, n)) for n, t in found.items()}
+        )
+    found.wrapper = wrapper
+    return found
 
 
-def _state_dict(content: Any, path: Path) -> Tensors:
-    """The state dict, out of the wrappers that training code puts around it."""
+def _load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+
+
+def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The state dict out of the wrappers that training code puts around it, and the last one."""
     wrapper: str | None = None
     while isinstance(content, dict):
-        tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)}
+        tensors = {k: v for k, v in content.items() if isinstance(v, Tensor) and isinstance(k, str)}
         key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
         inner = content[key] if key else None
         if tensors and not (inner and len(tensors) < len(inner)):
             for prefix in WRAPPED_NAMES:
                 if all(name.startswith(prefix) for name in tensors):
                     tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
-            found = lazy(tensors)
-            found.wrapper = wrapper
-            return found
+            return tensors, wrapper
         if inner is None:
             break
         content, wrapper = inner, key
