@@ -34,7 +34,7 @@ SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "ls1.
 DINOV2 = Family(
     name="dinov2",
     library="facebookresearch dinov2",
-    verified="tiny random models of timm under the original's keys; the original at one time",
+    verified="tiny random models of timm under the original's keys; once beside the original",
     signature=(*SIGNATURE, "mask_token", "pos_embed"),
     absent=("decoder_embed.weight",),
     prefixes=PREFIXES,
@@ -93,7 +93,7 @@ def _heads(told: Mapping[str, Any]) -> int:
 DINOV3 = Family(
     name="dinov3",
     library="facebookresearch dinov3",
-    verified="tiny random models of timm under the original's keys; the original at one time",
+    verified="tiny random models of timm under the original's keys; once beside the original",
     signature=(*SIGNATURE, "rope_embed.periods"),
     absent=("pos_embed",),
     prefixes=PREFIXES,

@@ -172,7 +172,7 @@ def _openai_preprocess(encoder: EncoderConfig) -> PreprocessConfig:
 OPENAI = replace(
     _tower("openai-clip", "visual."),
     library="openai clip",
-    verified="tiny random models of open_clip and transformers under OpenAI's names",
+    verified="tiny random models of open_clip under OpenAI's names",
     signature=("input_resolution", "visual.class_embedding", "visual.conv1.weight"),
     absent=(),
     drops=(*TEXT_HALF, "input_resolution", "context_length", "vocab_size"),
