@@ -279,6 +279,28 @@ def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) ->
     assert (outcome.ran, outcome.counts.failed, outcome.counts.done) == (2, 1, 1)
 
 
+def test_a_full_disk_ends_the_trials_and_the_sweep(
+    sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitcli.errors import VitcliError
+    from vitcli.sweeps.trialdir import Status, TrialDir
+
+    real = TrialDir.write_status
+
+    def full(place: TrialDir, status: Status) -> None:
+        if len(sweeper.counts("start")) == 2:
+            raise VitcliError("cannot write status: no space left", exit_code=1)
+        real(place, status)
+
+    monkeypatch.setattr(TrialDir, "write_status", full)
+    text = HEAD + "grid: {norm: [hang, crash]}\njobs: 2"
+    with pytest.raises(VitcliError, match="no space"):
+        sweeper.run(text)
+    _until(lambda: not any(place.is_held() for place in Results(sweeper.out).trials()))
+    monkeypatch.undo()
+    assert states(sweeper, text)["interrupted"] >= 1
+
+
 # -- several processes --------------------------------------------------------------------------
 
 

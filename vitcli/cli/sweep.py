@@ -253,7 +253,11 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
             _program(),
             tell,
         )
-        outcome = runner.run()
+        try:
+            outcome = runner.run()
+        except KeyboardInterrupt:
+            note("what has finished is kept; the same command runs the rest")
+            raise
     counts = outcome.counts
     if outcome.stopped:
         warn(f"stopped: {outcome.stopped}; {counts.left} trials are left")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vitcli.errors import VitcliError
 from vitcli.sweeps.expand import Trial
 from vitcli.sweeps.options import Command
 from vitcli.sweeps.process import Child, start, threads_each
@@ -123,6 +124,10 @@ class Runner:
             elif status.state == "failed" and not self.study.retry_failed:
                 self._slots.remove(slot)
                 self.study.fail(slot.claim, status.error)
+                return
+            elif status.state == "pruned":
+                self._slots.remove(slot)
+                self.study.prune(slot.claim)
                 return
             else:
                 self._start(slot, trial, place, lock)
@@ -241,14 +246,16 @@ class Runner:
         for slot in self._slots:
             if slot.child:
                 slot.child.ask_to_end()
+        full = contextlib.suppress(VitcliError, OSError)  # perhaps the disk is the reason
         for slot in list(self._slots):
-            if slot.child:
+            if slot.child and slot.place:
                 code = slot.child.end()
-                if code == 0 and slot.place and not slot.place.keep_result():
-                    self._close(slot, "done", code)
-                else:
-                    self._close(slot, "interrupted", code)
-            self.study.give_up(slot.claim, again=True)
+                with full:
+                    finished = code == 0 and not slot.place.keep_result()
+                    self._close(slot, "done" if finished else "interrupted", code)
+            with full:
+                self.study.give_up(slot.claim, again=True)
+            slot.claim.release()
 
     def _count(self, state: State, text: str) -> None:
         self._ran += 1
