@@ -3,9 +3,10 @@
     python experiments/registers.py --out runs/registers
 
 For every seed it trains the shapes encoder with 0 and with 4 registers by `vitcli train-shapes`,
-asks `vitcli attn-entropy` about each run on the same unseen images, and writes `registers.md` (the
-table) and `registers.png` into --figures. What is there already is not trained again. Where the
-trained DINOv2-S/14 without registers is present (--trained), its outliers are told too.
+asks `vitcli attn-entropy` about each run on the same unseen images, and writes the table and the
+figure into README.md beside this file (block `registers`). What is there already is not trained
+again. Where the trained DINOv2-S/14 without registers is present (--trained), its outliers are told
+too. Options that this script does not know go to `vitcli train-shapes`.
 """
 
 from __future__ import annotations
@@ -160,10 +161,22 @@ def photographs() -> list[str]:
     return [str(folder / name) for name in ("china.jpg", "flower.jpg")]
 
 
+def write_block(readme: Path, text: str) -> None:
+    """Put `text` between the marks of the block `registers`."""
+    begin, end = "<!-- begin registers -->\n", "<!-- end registers -->"
+    before, _, rest = readme.read_text().partition(begin)
+    if not rest:
+        raise SystemExit(f"{readme}: there is no {begin.strip()}")
+    after = rest.partition(end)[2]
+    part = readme.with_suffix(".part")
+    part.write_text(f"{before}{begin}{text}{end}{after}")
+    part.replace(readme)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/registers"))
-    parser.add_argument("--figures", type=Path, default=Path(__file__).parent / "figures")
+    parser.add_argument("--readme", type=Path, default=Path(__file__).parent / "README.md")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--images", type=int, default=256, help="unseen shapes to attend to")
     parser.add_argument("--trained", type=Path, default=Path("../shared/dinov2-small"))
@@ -189,9 +202,13 @@ def main() -> None:
         text += "\n" + trained_encoder(options.trained, photos, options.trained_size)
     else:
         print(f"{options.trained} is absent: its outliers are not told", file=sys.stderr)
-    options.figures.mkdir(parents=True, exist_ok=True)
-    (options.figures / "registers.md").write_text(text)
-    figure(models, rows).savefig(options.figures / "registers.png", dpi=110)
+    drawing = options.readme.parent / "figures" / "registers.png"
+    drawing.parent.mkdir(exist_ok=True)
+    figure(models, rows).savefig(drawing, dpi=90)
+    text += "\n![entropy, norms and accuracy with and without registers](figures/registers.png)\n"
+    extra_words = f" {' '.join(extra)}" if extra else ""
+    text = f"`registers.py --seeds {options.seeds}{extra_words}`:\n\n{text}"
+    write_block(options.readme, text)
     print(text)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import TINY, tiny_config, tiny_encoder
 from vitcli.analyses import attention
 from vitcli.analyses.attention import (
     FIELDS,
     AttentionSamples,
+    HeadReducer,
     observe_attention,
     patch_distances,
     patch_index,
@@ -23,7 +23,7 @@ from vitcli.analyses.attention import (
 )
 from vitcli.build import build_encoder
 from vitcli.config.load import load_config, preset_names
-from vitcli.config.schema import ModelConfig
+from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.core.adapters import adapt_heads, adapters
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.taps import explicit_attention, tapped
@@ -118,43 +118,30 @@ def test_reduced_rows_equal_the_whole_array(changes: dict[str, Any], images: Ten
         assert field(seen, "entropy_cls").isnan().all()
 
 
-class LiveArrays(TorchDispatchMode):
-    """Every tensor of (.., N, N) values that was made and is still held by somebody."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens = tokens
-        self.made: list[weakref.ref[Tensor]] = []
-        self.largest = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.shape[-2:] == (self.tokens, self.tokens):
-            self.made.append(weakref.ref(result))
-            self.largest = max(self.largest, result.numel())
-        return result
-
-    def alive(self) -> int:
-        return sum(made() is not None for made in self.made)
-
-
 def test_no_array_of_probabilities_outlives_its_layer_and_one_head_exists_at_a_time(
-    images: Tensor,
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = tiny_encoder(depth=3)
+    seen: list[weakref.ref[Tensor]] = []
+    at_once: list[int] = []
     after_each_block: list[int] = []
-    with (
-        LiveArrays(13) as arrays,
-        tapped(
-            (block, lambda _: after_each_block.append(arrays.alive()))
-            for block in encoder.vit.blocks
-        ),
-    ):
+    reduce = HeadReducer.__call__
+
+    def alive() -> int:
+        return sum(made() is not None for made in seen)
+
+    def watch(self: HeadReducer, rows: Tensor) -> None:
+        assert rows.shape == (2, 1, 13, 13)
+        seen.append(weakref.ref(rows))
+        reduce(self, rows)
+        at_once.append(alive())
+
+    monkeypatch.setattr(HeadReducer, "__call__", watch)
+    blocks = [(block, lambda _: after_each_block.append(alive())) for block in encoder.vit.blocks]
+    with tapped(blocks):
         observe_attention(encoder, images)
-    assert arrays.made and after_each_block == [0, 0, 0]
-    assert arrays.largest == 2 * 13 * 13, "two images, one head"
+    assert len(seen) == 9 and set(at_once) == {1}
+    assert after_each_block == [0, 0, 0]
 
 
 def test_an_adapter_is_seen(images: Tensor) -> None:
@@ -172,31 +159,38 @@ def test_an_adapter_is_seen(images: Tensor) -> None:
     assert changed[1, :, 2].all() and not changed[0].any() and not changed[1, :, :2].any()
 
 
-def small(name: str) -> VisionEncoder:
-    """A preset with its parts and few, narrow blocks."""
-    changes = {
-        "hidden": 48,
-        "heads": 4,
-        "mlp_hidden": 64,
-        "depth": 2,
-        "image_size": (64, 64),
-        "patch_size": 16,
-    }
-    config = load_config(ModelConfig, name).encoder
-    changes["attention"] = config.attention.model_copy(update={"full_blocks": ()})
-    return build_encoder(config.model_copy(update=changes))
-
-
-def test_every_preset() -> None:
-    images = torch.randn(1, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+def structures() -> dict[str, EncoderConfig]:
+    """A preset for each way that presets are put together, narrow and of two blocks."""
+    found = {}
     for name in preset_names():
-        encoder = small(name)
-        seen = observe_attention(encoder, images)
-        assert field(seen, "row_sum_error").max() < 1e-6, name
-        expected = reference(encoder, images).mean(-1)
-        assert (field(seen, "entropy") - expected).abs().max() < 1e-5, name
-        entropy = field(seen, "entropy")
-        assert (entropy >= 0).all() and (entropy <= math.log(seen.tokens)).all(), name
+        config = load_config(ModelConfig, name).encoder
+        changes = {
+            "hidden": 48,
+            "heads": 4,
+            "mlp_hidden": 64,
+            "depth": 2,
+            "image_size": (64, 64),
+            "patch_size": 16,
+            "head_dim": config.head_dim and 8,
+            "attention": config.attention.model_copy(update={"full_blocks": ()}),
+        }
+        small = config.model_copy(update=changes)
+        found.setdefault(str(small), (name, small))
+    return dict(found.values())
+
+
+STRUCTURES = structures()
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_preset(name: str) -> None:
+    images = torch.randn(1, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+    encoder = build_encoder(STRUCTURES[name])
+    seen = observe_attention(encoder, images)
+    assert field(seen, "row_sum_error").max() < 1e-6
+    entropy = field(seen, "entropy")
+    assert (entropy - reference(encoder, images).mean(-1)).abs().max() < 1e-5
+    assert (entropy >= 0).all() and (entropy <= math.log(seen.tokens)).all()
 
 
 def test_a_causal_row_sees_only_what_came_before(images: Tensor) -> None:
