@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from tests.parity.compare import randomised
+from tests.parity.hf import CASES
 from tests.weights.sources import reconfigured, vit_folder
 from vitcli.cli import app
 from vitcli.weights.families import FAMILIES
@@ -114,3 +116,16 @@ def test_families_lists_every_family_and_how_it_was_verified() -> None:
     assert "hf-dinov2-registers" in run("families", "dinov2").stdout
     assert "hf-clip" not in run("families", "dinov2").stdout
     run("families", "resnet", code=2)
+
+
+def test_a_merger_refuses_half_cells(tmp_path: Path) -> None:
+    randomised(CASES["qwen2-vl"].make()).float().save_pretrained(tmp_path / "qwen")
+    preset = ("--preset", "qwen2-vl-2b")
+    told = run("encode", "--weights", tmp_path / "qwen", *preset, code=2).stderr
+    assert "preset qwen2-vl-2b says hidden = 1280" in " ".join(told.split())
+    pixels = ("--set", "preprocess.resize_size=32")
+    more = ("encode", "--weights", tmp_path / "qwen", *pixels, "--image-size")
+    told = run(*more, "40x32", code=2).stderr
+    assert "5x4 patches" in told and "multiples of 16" in told
+    answer = json.loads(run(*more, "32x48", "--json").stdout)
+    assert answer["images"][0]["head_shape"] == [1, 6, 24]

@@ -155,13 +155,20 @@ def for_input_size(config: Config, size: tuple[int, int]) -> Config:
     """The config whose preprocessing gives images of this (height, width) in pixels.
 
     Raises:
-        VitcliError: a patch does not fit into it.
+        VitcliError: a patch does not fit into it, or the merger's cells do not.
     """
     patch = config.encoder.patch_size
     if min(size) < patch:
         raise VitcliError(
             f"an input of {size[0]}x{size[1]} px is smaller than a patch of {patch} px",
             f"--image-size {patch} or more",
+        )
+    rows, columns = config.encoder.grid_at(size)
+    if config.encoder.head == "merger" and (rows % 2 or columns % 2):
+        raise VitcliError(
+            f"an input of {size[0]}x{size[1]} px has {rows}x{columns} patches, and head: merger "
+            "joins 2x2 of them",
+            f"--image-size in multiples of {2 * patch}",
         )
     return config.model_copy(update={"preprocess": resized_to(config.preprocess, size)})
 

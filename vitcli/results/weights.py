@@ -42,11 +42,12 @@ class LoadReport:
     def line(self) -> str:
         """One line for people."""
         dropped = f", {len(self.tensors_dropped)} left out" if self.tensors_dropped else ""
+        told = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
         resized = "".join(f", {text}" for text in self.tensors_resized)
         return (
             f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
             f"{dropped}{resized}, {'/'.join(self.stored_dtypes)} read as {self.dtype}, "
-            f"preprocessing from {self.preprocess_by or 'nowhere'}"
+            f"preprocessing {told}"
         )
 
 
