@@ -1,0 +1,384 @@
+"""ViT-B/16 in vitcli, timm, transformers, torchvision and ONNX Runtime, side by side.
+
+    pip install -e ".[peers]"
+    python experiments/peers.py --out runs/peers                  everything: about half an hour
+    python experiments/peers.py --batch 1 --rounds 5 --skip cold  a look
+
+The same weights go into each library, and their outputs must agree before anything is timed. Times
+are taken in turn, A B A B, in one process; what is printed is the median of the ratios of each
+round, with its 10th and 90th percentile. Memory and cold starts are measured in processes of their
+own. What is measured already in --out is not measured again; `--fresh` starts over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+IMAGE = 224
+EAGER_PEERS = ("timm", "transformers", "torchvision")
+SUBJECTS = ("vitcli eager", *EAGER_PEERS, "vitcli onnx", "vitcli compile", "onnxruntime")
+PARTS = ("time", "memory", "cold")
+Run = Callable[[Any], Any]
+"""Images (B, 3, 224, 224) to the CLS tokens (B, 768) after the final norm."""
+
+BLOCK = {
+    "timm": {"attention": "attn", "feed_forward": "mlp"},
+    "transformers": {
+        "norm1": "layernorm_before",
+        "norm2": "layernorm_after",
+        "feed_forward": "mlp",
+        "attention.proj": "attention.o_proj",
+    },
+    "torchvision": {
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "feed_forward.fc1": "mlp.0",
+        "feed_forward.fc2": "mlp.3",
+        "attention.proj": "self_attention.out_proj",
+        "attention.qkv.": "self_attention.in_proj_",
+    },
+}
+"""vitcli's names within a block, and theirs."""
+AROUND = {
+    "timm": ("patch_embed.proj", "cls_token", "pos_embed", "norm", "blocks."),
+    "transformers": (
+        "embeddings.patch_embeddings.projection",
+        "embeddings.cls_token",
+        "embeddings.position_embeddings",
+        "layernorm",
+        "layers.",
+    ),
+    "torchvision": (
+        "conv_proj",
+        "class_token",
+        "encoder.pos_embedding",
+        "encoder.ln",
+        "encoder.layers.encoder_layer_",
+    ),
+}
+
+
+def weights() -> dict[str, Any]:
+    """A fresh ViT-B/16's parameters, every one of them random: a constant would hide a mistake."""
+    import torch
+
+    from vitcli.build import build_encoder
+    from vitcli.config.schema import EncoderConfig
+
+    encoder = build_encoder(EncoderConfig())
+    generator = torch.Generator().manual_seed(0)
+    state = encoder.state_dict()
+    for name, value in state.items():
+        noise = torch.randn(value.shape, generator=generator)
+        is_scale = name.endswith("weight") and "norm" in name
+        value.copy_(1 + 0.1 * noise if is_scale else 0.02 * noise)
+    return state
+
+
+def renamed(state: dict[str, Any], library: str) -> dict[str, Any]:
+    """vitcli's parameters under a peer's names."""
+    patch, cls, positions, norm, block = AROUND[library]
+    theirs: dict[str, Any] = {}
+    for name, value in state.items():
+        if name.startswith("vit.blocks."):
+            index, inner = name.removeprefix("vit.blocks.").split(".", 1)
+            if library == "transformers" and inner.startswith("attention.qkv."):
+                for part, rows in zip("qkv", value.chunk(3), strict=True):
+                    theirs[f"{block}{index}.attention.{part}_proj.{inner[14:]}"] = rows
+                continue
+            for ours, their in BLOCK[library].items():
+                inner = inner.replace(ours, their)
+            theirs[f"{block}{index}.{inner}"] = value
+        elif name == "front_end.prefix.cls":
+            theirs[cls] = value[None]
+        elif name == "front_end.position.table":
+            theirs[positions] = value[None]
+        else:
+            name = name.replace("front_end.projection", patch).replace("vit.norm", norm)
+            theirs[name] = value
+    return theirs
+
+
+def peer(library: str, state: dict[str, Any] | None) -> Any:
+    """A peer's ViT-B/16 module, filled with vitcli's parameters."""
+    if library == "timm":
+        import timm
+
+        model = timm.create_model("vit_base_patch16_224", num_classes=0)
+    elif library == "transformers":
+        from transformers import ViTConfig, ViTModel
+
+        model = ViTModel(ViTConfig(layer_norm_eps=1e-6), add_pooling_layer=False)
+    else:
+        import torch
+        import torchvision
+
+        model = torchvision.models.vit_b_16()
+        model.heads = torch.nn.Identity()
+    if state is not None:
+        model.load_state_dict(renamed(state, library))
+    return model.eval()
+
+
+def subject(name: str, state: dict[str, Any], folder: Path) -> Run:
+    """One of SUBJECTS, ready to run."""
+    import torch
+
+    if name.startswith("vitcli"):
+        from vitcli.build import build_encoder
+        from vitcli.config.schema import EncoderConfig
+        from vitcli.engines.engine import prepare_engine
+
+        encoder = build_encoder(EncoderConfig())
+        encoder.load_state_dict(state)
+        example = torch.zeros(1, 3, IMAGE, IMAGE)
+        engine = prepare_engine(name.split()[1], encoder, example, batches=(1, 8))
+        return lambda images: engine.run(images).tokens[:, 0]
+    if name == "onnxruntime":
+        return alone(state, folder)
+    model = peer(name, state)
+    read: dict[str, Run] = {
+        "timm": lambda images: model.forward_features(images)[:, 0],
+        "transformers": lambda images: model(images).last_hidden_state[:, 0],
+        "torchvision": model,
+    }
+    return torch.inference_mode()(lambda images: read[name](images))
+
+
+def alone(state: dict[str, Any], folder: Path) -> Run:
+    """ONNX Runtime without vitcli: timm's module by torch's exporter."""
+    import onnxruntime
+    import torch
+
+    path = folder / "timm.onnx"
+    if not path.exists():
+        pair = torch.zeros(2, 3, IMAGE, IMAGE)
+        batch = ({0: torch.export.Dim("batch")},)
+        module = peer("timm", state)
+        torch.onnx.export(module, (pair,), path, dynamo=True, dynamic_shapes=batch, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options)
+    name = session.get_inputs()[0].name
+    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return {
+        "median": statistics.median(ordered),
+        "p10": ordered[round(0.1 * last)],
+        "p90": ordered[round(0.9 * last)],
+        "rounds": len(ordered),
+    }
+
+
+def measure_times(names: Sequence[str], batch: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Seconds of each subject, all in one process, after their outputs were found to agree."""
+    import torch
+
+    state = weights()
+    runs = {name: subject(name, state, folder) for name in names}
+    images = torch.randn(batch, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(1))
+    answers = {name: run(images) for name, run in runs.items()}  # also the warm-up
+    worst = max((answers[name] - answers[names[0]]).abs().max().item() for name in names)
+    assert worst < 1e-3, f"outputs differ by {worst}"
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        order = list(names) if index % 2 == 0 else list(reversed(names))
+        for name in order:
+            start = time.perf_counter()
+            runs[name](images)
+            times[name].append(time.perf_counter() - start)
+        say(f"batch {batch}: round {index + 1} of {rounds}")
+    return {"largest_difference": worst, "seconds": times}
+
+
+def measure_memory(name: str, batch: int, folder: Path) -> dict[str, Any]:
+    """Growth of the resident set over the second step, in this process."""
+    import torch
+
+    from vitcli.analyses.profiling.memory import peak_memory
+
+    run = subject(name, weights(), folder)
+    run(torch.zeros(1, 3, IMAGE, IMAGE))
+    step = lambda: run(torch.randn(batch, 3, IMAGE, IMAGE))  # noqa: E731
+    return {"peak_bytes": peak_memory(step, torch.device("cpu"))}
+
+
+SCRIPTS = {
+    "timm": """
+import sys, timm, torch
+from PIL import Image
+model = timm.create_model("vit_base_patch16_224", num_classes=0).eval()
+transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+image = transform(Image.open(sys.argv[1]).convert("RGB"))
+with torch.inference_mode():
+    print(model(image[None])[0, :4])
+""",
+    "transformers": """
+import sys, torch
+from PIL import Image
+from transformers import ViTConfig, ViTImageProcessor, ViTModel
+model = ViTModel(ViTConfig(), add_pooling_layer=False).eval()
+inputs = ViTImageProcessor()(Image.open(sys.argv[1]).convert("RGB"), return_tensors="pt")
+with torch.inference_mode():
+    print(model(**inputs).last_hidden_state[0, 0, :4])
+""",
+    "torchvision": """
+import sys, torch, torchvision
+from PIL import Image
+model = torchvision.models.vit_b_16().eval()
+model.heads = torch.nn.Identity()
+transform = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.transforms()
+image = transform(Image.open(sys.argv[1]).convert("RGB"))
+with torch.inference_mode():
+    print(model(image[None])[0, :4])
+""",
+}
+"""The shortest script for each library: an image file to an embedding, fresh weights."""
+
+
+def measure_cold(rounds: int, folder: Path) -> dict[str, Any]:
+    """Wall seconds of whole processes, in turn."""
+    from PIL import Image
+
+    image = folder / "image.png"
+    Image.effect_mandelbrot((640, 480), (-2, -1.5, 1, 1.5), 100).convert("RGB").save(image)
+    commands = {"vitcli": [sys.executable, "-m", "vitcli", "encode", str(image), "--json"]}
+    for name, script in SCRIPTS.items():
+        commands[name] = [sys.executable, "-c", script, str(image)]
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for index in range(rounds + 1):  # the first fills the disk's cache and is not counted
+        for name, command in commands.items():
+            start = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            if index:
+                times[name].append(time.perf_counter() - start)
+        say(f"cold start: round {index} of {rounds}")
+    return {"seconds": times}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Notebook:
+    """Measurements in a JSON file: what is in it is not measured again."""
+
+    def __init__(self, path: Path, fresh: bool) -> None:
+        self.path = path
+        known = path.exists() and not fresh
+        self.entries: dict[str, Any] = json.loads(path.read_text()) if known else {}
+
+    def need(self, key: str, measure: Callable[[], dict[str, Any]]) -> None:
+        if key in self.entries:
+            return
+        self.entries[key] = measure()
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.entries, indent=1))
+        part.replace(self.path)
+
+
+def in_child(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
+    """`measure_memory` in a process of its own."""
+    say(f"memory of {name} at batch {batch}")
+    command = [sys.executable, __file__, "--out", str(arguments.out), "--memory-of", name]
+    command += ["--batch", str(batch), "--threads", str(arguments.threads)]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return answer
+
+
+def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> None:
+    """Markdown on stdout: what is there of each part."""
+    from vitcli.analyses.profiling.machine import describe_machine
+
+    entries = notebook.entries
+    import torch
+
+    machine = describe_machine(torch.device("cpu"), torch.float32, {})
+    print(f"{machine.processor}, {machine.threads} threads, torch {machine.torch}, float32\n")
+    print("| batch | | seconds | vitcli eager is faster by | best vitcli engine by | memory |")
+    print("|---|---|---|---|---|---|")
+    for batch in batches:
+        times = entries.get(f"time {batch}", {}).get("seconds", {})
+        ours = [name for name in times if name.startswith("vitcli")]
+        best = min(ours, key=lambda name: statistics.median(times[name]), default="")
+        for name in names:
+            peak = entries.get(f"memory {name} {batch}", {}).get("peak_bytes")
+            memory = f"{peak / 2**20:.0f} MiB" if peak else ""
+            if name not in times:
+                print(f"| {batch} | {name} | | | | {memory} |")
+                continue
+            row = [f"{statistics.median(times[name]):.3f}"]
+            for mine in ("vitcli eager", best):
+                ratio = spread([b / a for a, b in zip(times[mine], times[name], strict=True)])
+                row.append(f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})")
+            print(f"| {batch} | {name} | {' | '.join(row)} | {memory} |")
+    cold = entries.get("cold", {}).get("seconds", {})
+    if cold:
+        print("\n| whole process, image file to embedding | seconds | vitcli takes |")
+        print("|---|---|---|")
+    for name, seconds in cold.items():
+        ratio = spread([a / b for a, b in zip(cold["vitcli"], seconds, strict=True)])
+        text = f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) of it"
+        print(f"| {name} | {statistics.median(seconds):.2f} | {text} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/peers"))
+    parser.add_argument("--batch", type=int, action="append", help="default: 1, 8, 64")
+    parser.add_argument("--rounds", type=int, default=11, help="at batch 64 a third of them")
+    parser.add_argument("--cold-rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--subject", action="append", choices=SUBJECTS, help="default: all")
+    parser.add_argument("--skip", action="append", default=[], choices=PARTS)
+    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--memory-of", choices=SUBJECTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    batches = arguments.batch or [1, 8, 64]
+    if arguments.memory_of:
+        print(json.dumps(measure_memory(arguments.memory_of, batches[0], arguments.out)))
+        return
+    names = arguments.subject or list(SUBJECTS)
+    notebook = Notebook(arguments.out / "peers.json", arguments.fresh)
+    if "cold" not in arguments.skip:
+        notebook.need("cold", lambda: measure_cold(arguments.cold_rounds, arguments.out))
+    for batch in batches:
+        rounds = max(3, arguments.rounds // 3) if batch >= 64 else arguments.rounds
+        if "time" not in arguments.skip:
+            notebook.need(
+                f"time {batch}",
+                lambda batch=batch, rounds=rounds: measure_times(  # type: ignore[misc]
+                    names, batch, rounds, arguments.out
+                ),
+            )
+        for name in names if "memory" not in arguments.skip else ():
+            notebook.need(
+                f"memory {name} {batch}",
+                lambda name=name, batch=batch: in_child(arguments, name, batch),  # type: ignore[misc]
+            )
+    report(notebook, names, batches)
+
+
+if __name__ == "__main__":
+    main()
