@@ -13,7 +13,8 @@ from PIL import Image
 
 from tests.conftest import TINY, randomise
 from vitcli.analyses import compare as module
-from vitcli.analyses.compare import compare, config_differences
+from vitcli.analyses.compare import compare
+from vitcli.analyses.config_differences import config_differences
 from vitcli.analyses.similarity import MinibatchCka, centred_gram
 from vitcli.build import build_encoder
 from vitcli.config.schema import ModelConfig, PreprocessConfig

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitcli.analyses.config_differences import config_differences
 from vitcli.analyses.encode import model_info
 from vitcli.analyses.images import Advance, Colour, Prepared, image_batches, stacked
 from vitcli.analyses.similarity import (
@@ -23,7 +23,6 @@ from vitcli.models import LoadedModel
 from vitcli.results import FailedImage
 from vitcli.results.compare import (
     CompareResult,
-    ConfigDifference,
     LayerDifferences,
     LinearCka,
 )
@@ -252,27 +251,6 @@ class _Together:
             count=self._examples,
             minibatches=self._cka.minibatches,
         )
-
-
-def config_differences(a: LoadedModel, b: LoadedModel) -> tuple[ConfigDifference, ...]:
-    """The keys of encoder and preprocessing that are not the same."""
-    first, second = (
-        dict(_leaves({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocess)}))
-        for m in (a, b)
-    )
-    return tuple(
-        ConfigDifference(key, str(first.get(key)), str(second.get(key)))
-        for key in dict.fromkeys([*first, *second])
-        if first.get(key) != second.get(key)
-    )
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else key)
-    else:
-        yield path, value
 
 
 def summary(
