@@ -11,12 +11,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitcli._version import __version__
 from vitcli.analyses.encode import available_tokens, model_info
 from vitcli.analyses.params import model_costs
-from vitcli.analyses.part_encoder import IDENTITY, VECTORS, FolderOptions, PartEncoder, vector_width
+from vitcli.analyses.part_encoder import (
+    IDENTITY,
+    VECTORS,
+    FolderOptions,
+    PartEncoder,
+    failure,
+    vector_width,
+)
 from vitcli.analyses.saved_model import remembered, weights_digest
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -70,10 +78,11 @@ def encode_folder(
     out: Path,
     options: FolderOptions,
     watch: Watch = lambda done, total, failures: None,
+    work: Work | None = None,
 ) -> FolderResult:
     """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
 
-    `request` is what `model` was loaded from.
+    `request` is what `model` was loaded from; `work` makes the rows of parts, here by default.
 
     The sorted inputs are cut into parts of `part_rows` and these into batches of `batch`, whatever
     fails, so that every vector is computed in the same place of the same shape of batch and a part
@@ -91,7 +100,9 @@ def encode_folder(
         share = my_share(job.inputs.parts, options.shard)
         progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
         open_parts = list(unfinished(job, share, options.retry_failed, progress))
-        for part, rows in encode_parts(model, job, open_parts, options, progress):
+        for part, rows in (work or encode_parts)(model, job, open_parts, options, progress):
+            if options.fail_fast and not rows.good.all():
+                raise failure(rows, int(np.argmin(rows.good)))
             job.write(part, rows)
             progress.add(read_back(job, part, rows))
             progress.encoded += len(rows)
@@ -206,6 +217,13 @@ def read_back(job: Job, part: int, written: Rows) -> Rows:
     return rows
 
 
+Work = Callable[
+    [LoadedModel, Job, Sequence[tuple[int, bool]], FolderOptions, Progress],
+    Iterator[tuple[int, Rows]],
+]
+"""Makes the rows of parts; the flag says that some are there already."""
+
+
 def encode_parts(
     model: LoadedModel,
     job: Job,
@@ -216,31 +234,35 @@ def encode_parts(
     """The rows of each part, decoded ahead of the encoder across batches and parts."""
     if not parts:
         return
-    work = DecodeWork(
-        model.preprocess,
-        options.background,
-        options.max_pixels,
-        options.min_side,
-        options.memory_bytes,
-    )
+    work = decode_work(model, options)
     todo = sum(job.inputs.rows_of(part) for part, _ in parts)
     workers = options.workers_for(todo)
     with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
         decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
         encoder = PartEncoder(model, options, progress.tell)
         for part, partly in parts:
-            rows = job.read(part) if partly else None
-            if rows is None:
-                rows = Rows.empty(part * job.inputs.part_rows, job.inputs.read(part))
-            yield part, encoder.encode(rows, decoded)
+            yield part, encoder.encode(partial_rows(job, part, partly), decoded)
+
+
+def decode_work(model: LoadedModel, options: FolderOptions) -> DecodeWork:
+    return DecodeWork(
+        model.preprocess,
+        options.background,
+        options.max_pixels,
+        options.min_side,
+        options.memory_bytes,
+    )
+
+
+def partial_rows(job: Job, part: int, partly: bool) -> Rows:
+    """The rows of a part as far as they are there."""
+    if partly and (rows := job.read(part)):
+        return rows
+    return Rows.empty(part * job.inputs.part_rows, job.inputs.read(part))
 
 
 def _to_decode(job: Job, parts: Sequence[tuple[int, bool]]) -> Iterator[Iterator[Entry]]:
     """What each part needs decoded, in the order in which it is asked for."""
     for part, partly in parts:
-        entries = job.inputs.read(part)
-        rows = job.read(part) if partly else None
-        if rows is None:
-            yield iter(entries)
-        else:
-            yield (e for e, good in zip(entries, rows.good, strict=True) if not good)
+        pairs = zip(job.inputs.read(part), partial_rows(job, part, partly).status, strict=True)
+        yield (entry for entry, status in pairs if status != OK)

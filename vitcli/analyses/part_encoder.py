@@ -64,6 +64,15 @@ IDENTITY = (
 )
 
 
+def failure(rows: Rows, row: int) -> VitcliError:
+    """What `fail_fast` stops with."""
+    return VitcliError(
+        f"{printable(rows.names[row])}: {rows.status[row]}: {rows.error[row]}",
+        "without --fail-fast it becomes a row with that status",
+        exit_code=1,
+    )
+
+
 class PartEncoder:
     """Fills the rows of a part that are not `ok` yet, batch by batch."""
 
@@ -106,11 +115,7 @@ class PartEncoder:
                 pixels[place] = image.pixels
                 fresh.append(row)
             elif self.options.fail_fast:
-                raise VitcliError(
-                    f"{printable(rows.names[row])}: {image.code}: {image.error}",
-                    "without --fail-fast it becomes a row with that status",
-                    exit_code=1,
-                )
+                raise failure(rows, row)
         if pixels is None:
             return
         for name, values in self._run(torch.from_numpy(pixels)).items():

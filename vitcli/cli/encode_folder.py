@@ -76,11 +76,25 @@ class JobOptions:
         bool, job_option("--retry-failed", help="Try the failed rows of finished parts again.")
     ] = False
     fail_fast: Annotated[bool, job_option("--fail-fast", help="Stop at the first failure.")] = False
+    cluster: Annotated[
+        str | None,
+        job_option("--cluster", metavar="ray", help="Encode the parts on a Ray cluster."),
+    ] = None
+    address: Annotated[
+        str | None,
+        job_option("--address", metavar="HOST:PORT", help="A running cluster, or auto to find it."),
+    ] = None
 
     def given(self) -> list[str]:
         """The options that were set, as the user wrote them."""
         fields = dataclasses.fields(self)
         return ["--" + f.name.replace("_", "-") for f in fields if getattr(self, f.name)]
+
+    def check(self) -> None:
+        if self.cluster not in (None, "ray"):
+            raise VitcliError(f"--cluster {self.cluster}: unknown", "--cluster ray")
+        if self.address and not self.cluster:
+            raise VitcliError("--address is that of a cluster", "add --cluster ray")
 
     def to_options(self, kind: str | None, background: str) -> FolderOptions:
         from vitcli.analyses.part_encoder import FolderOptions
@@ -146,6 +160,7 @@ def run_job(
     from vitcli.render.console import answer, answer_text, note, status
     from vitcli.render.folder import summary, tables, watch_job
 
+    job.check()
     with status("loading torch and the encoder"):
         from vitcli.analyses.encode_folder import encode_folder
         from vitcli.jobs.listing import Listing
@@ -156,8 +171,13 @@ def run_job(
     if loaded.report:
         note(loaded.report.line())
     listing = Listing(tuple(inputs), job.any_suffix, Path(out))
+    work = None
+    if job.cluster:
+        from vitcli.analyses.encode_ray import on_ray
+
+        work = on_ray(request, job.address)
     with watch_job("encoding") as watch:
-        result = encode_folder(request, loaded, listing, Path(out), options, watch)
+        result = encode_folder(request, loaded, listing, Path(out), options, watch, work)
     if loaded.fresh:
         note("fresh weights: the vectors describe the architecture, not the images")
     if result.skipped_files:

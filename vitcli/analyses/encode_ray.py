@@ -1,0 +1,167 @@
+"""The parts of a job on a Ray cluster: actors that hold the encoder and decode beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from vitcli.analyses.encode_folder import Progress, Work, decode_work, partial_rows
+from vitcli.analyses.part_encoder import FolderOptions, PartEncoder
+from vitcli.analyses.saved_model import recalled, remembered, weights_digest
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+from vitcli.jobs.entries import Entry
+from vitcli.jobs.job import Job
+from vitcli.jobs.parts import OK, Rows
+from vitcli.jobs.pool import DecodePool
+from vitcli.models import LoadedModel, load_model
+
+_DEATHS = 3
+"""Actors that may die one after the other, for each there is, before the job gives up."""
+_START = "ray start --head there, or leave out --address"
+_STORE_BYTES = 512 * 2**20
+
+
+class PartActor:
+    """One encoder and its decoding processes, on one GPU or one group of cores."""
+
+    def __init__(
+        self, request: dict[str, Any], options: FolderOptions, threads: int, digest: str
+    ) -> None:
+        torch.set_num_threads(threads)
+        model = load_model(recalled(request))
+        if weights_digest(model.encoder) != digest:
+            raise ValueError(f"{model.weights}: other weights on this machine")
+        workers = options.workers or threads
+        self.encoder = PartEncoder(model, options, _quiet)
+        self.pool = DecodePool(
+            decode_work(model, options), workers, options.timeout_s, options.ahead(workers)
+        )
+
+    def encode(self, rows: Rows, entries: list[Entry]) -> Rows:
+        """Fill the rows that are not `ok` yet."""
+        pairs = zip(entries, rows.status, strict=True)
+        todo = [entry for entry, status in pairs if status != OK]
+        return self.encoder.encode(rows, self.pool.decode(todo))
+
+
+def _quiet(done: int, failures: Counter[str]) -> None:
+    """Nobody watches inside an actor."""
+
+
+def on_ray(request: ModelRequest, address: str | None) -> Work:
+    """How `encode_folder` has its parts made on a cluster: at `address`, or one of its own here.
+
+    The images must be found at the same absolute paths on every machine; the output is written
+    here. The part of an actor that dies is given to a new one.
+    """
+
+    def work(
+        model: LoadedModel,
+        job: Job,
+        parts: Sequence[tuple[int, bool]],
+        options: FolderOptions,
+        progress: Progress,
+    ) -> Iterator[tuple[int, Rows]]:
+        if not parts:
+            return
+        ray = _connect(address)
+        try:
+            yield from _spread(ray, request, model, job, parts, options)
+        finally:
+            ray.shutdown()
+
+    return work
+
+
+def _spread(
+    ray: Any,
+    request: ModelRequest,
+    model: LoadedModel,
+    job: Job,
+    parts: Sequence[tuple[int, bool]],
+    options: FolderOptions,
+) -> Iterator[tuple[int, Rows]]:
+    """Each part to an idle actor; rows come back as they are finished."""
+    there = ray.cluster_resources()
+    gpu = model.device.type == "cuda"
+    places = int(there.get("GPU", 0) if gpu else there.get("CPU", 1) // job.threads)
+    count = max(1, min(places, len(parts)))
+    needs = {"num_gpus": 1} if gpu else {"num_cpus": min(job.threads, there.get("CPU", 1))}
+    same = remembered(dataclasses.replace(request, device=model.device.type))
+    told = dataclasses.replace(options, fail_fast=False)  # decided here, where rows arrive
+    digest = job.settings["weights_sha256"]
+
+    def actor() -> Any:
+        return ray.remote(**needs)(PartActor).remote(same, told, job.threads, digest)
+
+    idle = [actor() for _ in range(count)]
+    todo, running, deaths = deque(parts), dict[Any, tuple[tuple[int, bool], Any]](), 0
+    while todo or running:
+        while todo and idle:
+            part, busy = todo.popleft(), idle.pop()
+            entries = job.inputs.read(part[0])
+            running[busy.encode.remote(partial_rows(job, *part), entries)] = (part, busy)
+        (done, *_), _ = ray.wait(list(running), num_returns=1)
+        part, busy = running.pop(done)
+        try:
+            rows: Rows = ray.get(done)
+        except ray.exceptions.RayActorError as error:
+            deaths += 1
+            if deaths > _DEATHS * count:
+                raise VitcliError(
+                    "the cluster's workers die before they finish a part",
+                    _reason(error),
+                    exit_code=1,
+                ) from error
+            todo.appendleft(part)
+            idle.append(actor())
+            continue
+        except ray.exceptions.RayTaskError as error:
+            raise VitcliError(f"a worker failed: {_reason(error)}", exit_code=1) from error
+        deaths = 0
+        idle.append(busy)
+        yield part[0], rows
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return  # auto, local
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise VitcliError(f"no Ray cluster at {address}: {error}", _START, exit_code=1) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
+
+
+def _connect(address: str | None) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise VitcliError("--cluster ray needs Ray", "pip install 'vitcli[ray]'") from error
+    if address:
+        _check_reachable(address)
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        how |= {"address": "local", "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    try:
+        ray.init(**how) if address is None else ray.init(address, **how)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise VitcliError(
+            f"no Ray cluster at {address or 'this machine'}: {_reason(error)}",
+            _START,
+            exit_code=1,
+        ) from error
+    return ray
