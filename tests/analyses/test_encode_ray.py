@@ -42,7 +42,7 @@ def listing(tmp_path: Path) -> Listing:
 def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
     listing: Listing, tmp_path: Path
 ) -> None:
-    model, options = load_model(REQUEST), FolderOptions(part_rows=2, batch=2, workers=1)
+    model, options = load_model(REQUEST), FolderOptions(part_rows=4, batch=2, workers=1)
     encode_folder(REQUEST, model, listing, tmp_path / "local", options)
     killed: list[int] = []
 
@@ -61,7 +61,7 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
     out = tmp_path / "cluster"
     result = encode_folder(REQUEST, model, listing, out, options, kill_one, work)
     assert killed
-    assert (result.rows, result.ok, result.parts) == (15, 14, 8)
+    assert (result.rows, result.ok, result.parts) == (15, 14, 4)
     local = {p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()}
     assert {p.name: p.read_bytes() for p in out.iterdir()} == local
 

@@ -101,11 +101,11 @@ def _spread(
     def actor() -> Any:
         return ray.remote(**needs)(PartActor).remote(same, told, job.threads, digest)
 
-    idle = [actor() for _ in range(count)]
+    idle: list[Any] = []
     todo, running, deaths = deque(parts), dict[Any, tuple[tuple[int, bool], Any]](), 0
     while todo or running:
-        while todo and idle:
-            part, busy = todo.popleft(), idle.pop()
+        while todo and len(running) < count:
+            part, busy = todo.popleft(), idle.pop() if idle else actor()
             entries = job.inputs.read(part[0])
             running[busy.encode.remote(partial_rows(job, *part), entries)] = (part, busy)
         (done, *_), _ = ray.wait(list(running), num_returns=1)
@@ -121,7 +121,6 @@ def _spread(
                     exit_code=1,
                 ) from error
             todo.appendleft(part)
-            idle.append(actor())
             continue
         except ray.exceptions.RayTaskError as error:
             raise VitcliError(f"a worker failed: {_reason(error)}", exit_code=1) from error
