@@ -144,6 +144,28 @@ def clip_whole(model: nn.Module, pixels: Tensor) -> Outputs:
     return out
 
 
+def naflex(model: nn.Module, pixels: Tensor) -> Outputs:
+    """Images of one size, so that no patch is padding."""
+    patch = model.config.patch_size
+    p = pixels.unfold(2, patch, patch).unfold(3, patch, patch)  # (B, C, rows, columns, p, p)
+    rows, columns = p.shape[2:4]
+    flat = p.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, N, p * p * C)
+    found = model(
+        flat,
+        pixel_attention_mask=torch.ones(flat.shape[:2], dtype=torch.int64),
+        spatial_shapes=torch.tensor([[rows, columns]] * len(flat)),
+        output_hidden_states=True,
+    )
+    blocks = list(found.hidden_states or [])
+    return Outputs(
+        blocks,
+        blocks[-1] if blocks else None,
+        found.last_hidden_state,
+        found.pooler_output,
+    )
+
+
+NAFLEX = {k: v for k, v in SMALL.items() if k != "image_size"} | {"num_patches": 16}
 QWEN2 = {
     "depth": 2,
     "embed_dim": 16,
@@ -338,6 +360,18 @@ CASES: dict[str, Case] = {
             T.SiglipConfig(text_config=TEXT, vision_config=SMALL, num_labels=5)
         ),
         LOGITS,
+    ),
+    "siglip 2 naflex": Case(
+        "hf-siglip2-naflex",
+        lambda: T.Siglip2VisionModel(T.Siglip2VisionConfig(**NAFLEX)),
+        naflex,
+        FLOAT32_PARTS,
+    ),
+    "siglip 2 naflex whole": Case(
+        "hf-siglip2-naflex",
+        lambda: T.Siglip2Model(T.Siglip2Config(text_config=TEXT, vision_config=NAFLEX)),
+        inner("vision_model", naflex),
+        FLOAT32_PARTS,
     ),
     "internvl 300M": Case(
         "hf-internvl",

@@ -61,6 +61,24 @@ def test_a_transposed_tensor_is_misshapen(tmp_path: Path) -> None:
     assert "40x16" in told
 
 
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_missing_patch_embedding(bare: bool, tmp_path: Path) -> None:
+    name = "embeddings.patch_embeddings.projection.weight"
+    edited(vit_folder(tmp_path), lambda t: t.pop(name))
+    settings = []
+    if bare:
+        (tmp_path / "config.json").unlink()
+        settings = ["encoder.heads=2", "encoder.norm_eps=1e-6", "encoder.activation=gelu"]
+    told = refusal(tmp_path, overrides=[parse_setting(text) for text in settings])
+    assert name in told
+
+
+def test_a_patch_embedding_that_is_no_convolution(tmp_path: Path) -> None:
+    name = "embeddings.patch_embeddings.projection.weight"
+    edited(vit_folder(tmp_path), lambda t: t.update({name: t[name].flatten(1)}))
+    assert "is a convolution, here its weight is 16x192" in refusal(tmp_path)
+
+
 def test_a_block_too_many_contradicts_the_config(tmp_path: Path) -> None:
     told = refusal(reconfigured(vit_folder(tmp_path), num_hidden_layers=3))
     assert "config.json: num_hidden_layers says depth = 3, the tensors say 2" in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,9 +49,11 @@ def summed_over_frames(source: str) -> From:
     return From((source,), lambda t: t.sum(dim=2))
 
 
-def as_is(source: str) -> From:
-    return From((source,), _same)
+def conv_from_linear(source: str) -> From:
+    """A linear map of flattened RGB patches (row, column, channel) as a Conv2d weight."""
 
+    def make(t: Tensor) -> Tensor:
+        side = math.isqrt(t.shape[1] // 3)
+        return t.reshape(-1, side, side, 3).permute(0, 3, 1, 2)
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+    return From((source,), make)

@@ -106,6 +106,13 @@ def settle(
     by_user = {key: asked.source(("encoder", *key.split("."))) for key in user}
 
     claims = _Claims()
+    patch = shapes.get("front_end.projection.weight")
+    if patch is not None and len(patch) != 4:
+        raise VitcliError(
+            f"the patch embedding of a {family.name} encoder is a convolution, here its weight is "
+            f"{_shown(patch)}",
+            "is config.json, with its model_type, beside the weights?",
+        )
     told = told_by_shapes(shapes) | match.told
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
@@ -153,6 +160,8 @@ def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | N
     if table is None or claims.get("position") in ("none", "rope2d", "alibi2d"):
         return
     patch = claims.get("patch_size")
+    if patch is None:
+        return  # the patch embedding is missing, which is told later
     prefix = [int(bool(claims.get("cls_token"))) + int(bool(claims.get("dist_token")))]
     if match.family.any_prefix_rows:
         prefix += [0, prefix[0] + int(claims.get("registers") or 0)]

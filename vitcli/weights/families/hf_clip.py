@@ -10,7 +10,7 @@ from vitcli.weights.families.hugging_face import (
     TINY,
 )
 from vitcli.weights.family import Family, Renames, To, Variant
-from vitcli.weights.operations import fused, last_two_thirds, rows, third
+from vitcli.weights.operations import conv_from_linear, fused, last_two_thirds, rows, third
 
 BLOCK = "encoder.layers.{i}."
 BLOCKS: Renames = {
@@ -117,4 +117,30 @@ SIGLIP = Family(
         ),
     ),
 )
-FAMILIES = (CLIP, SIGLIP)
+
+SIGLIP2 = Family(
+    name="hf-siglip2-naflex",
+    library=LIBRARY,
+    verified=TINY + "; images of one size, without padding",
+    model_types=("siglip2", "siglip2_vision_model"),
+    signature=SIGLIP.signature,
+    absent=SIGLIP.absent,
+    prefixes=SIGLIP.prefixes,
+    renames={
+        **{ours: rule for ours, rule in SIGLIP.renames.items() if ours != "front_end.projection"},
+        "front_end.projection.weight": conv_from_linear("embeddings.patch_embedding.weight"),
+        "front_end.projection.bias": "embeddings.patch_embedding.bias",
+    },
+    drops=TEXT_HALF,
+    settings={
+        **{key: to for key, to in SIGLIP.settings.items() if key != "image_size"},
+        "num_patches": To(None),  # the table's length tells it
+    },
+    ignored=SIGLIP.ignored,
+    fixed={
+        "position_table.resize": "bilinear_antialias",
+        "position_table.resize_dtype": "float32",
+    },
+    variants=SIGLIP.variants,
+)
+FAMILIES = (CLIP, SIGLIP, SIGLIP2)
