@@ -42,9 +42,9 @@ def train(
       vitcli train --out runs/pictures --resume
     """
     from vitcli.cli.training_options import finish, prepared
-    from vitcli.config.load import Setting
+    from vitcli.config.load import Setting, config_yaml
     from vitcli.config.training import IMAGES_RECIPE, ImagesRun
-    from vitcli.render.console import status
+    from vitcli.render.console import answer_text, status
 
     named = [] if data is None else [Setting(("data", "path"), str(data), str(data))]
     request = options.to_train_request(*named)
@@ -56,6 +56,9 @@ def train(
 
         source = analysis.source_of(request)
         config = analysis.images_config(request, source)
+    if print_config:
+        return answer_text(config_yaml(config))
+    with status("looking at the images"):
         images = analysis.images_of(config, download)
 
     from vitcli.render.train import live

@@ -41,9 +41,9 @@ def train_shapes(
       vitcli train-shapes --weights runs/a --lora 11:2 --train-head
     """
     from vitcli.cli.training_options import finish, prepared
-    from vitcli.config.load import Setting
+    from vitcli.config.load import Setting, config_yaml
     from vitcli.config.training import SHAPES_RECIPE, ShapesRun
-    from vitcli.render.console import note, status
+    from vitcli.render.console import answer_text, note, status
 
     settings = (
         []
@@ -59,6 +59,8 @@ def train_shapes(
 
         source = analysis.source_of(request)
         config = analysis.shapes_config(request, source)
+    if print_config:
+        return answer_text(config_yaml(config))
     if show_data:
         from vitcli.inputs.shapes import draw_sheet
 

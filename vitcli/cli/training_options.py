@@ -169,7 +169,7 @@ def prepared(
     from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
-    if request.model.weights is None or print_config:
+    if request.model.weights is None:
         config = request.run_config(schema, recipe)
         if print_config:
             answer_text(config_yaml(config))
