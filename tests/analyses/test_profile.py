@@ -84,6 +84,26 @@ def test_explicit_attention_gives_the_same_tokens(tiny, images):
     assert profile(model, ProfileSettings(batches=(1,), runs=1)).runs[0].attention == "explicit"
 
 
+def test_engines_are_timed_in_turn_and_compared():
+    told: list[tuple[int, int]] = []
+    settings = ProfileSettings(batches=(1, 2), engines=("eager", "onnx"), runs=3)
+    result = profile(tiny_model(), settings, lambda done, total: told.append((done, total)))
+    assert [(run.batch, run.engine) for run in result.runs] == [
+        (1, "eager"), (1, "onnx"), (2, "eager"), (2, "onnx"),
+    ]  # fmt: skip
+    eager, onnx = result.engines
+    assert eager.max_error is None and onnx.max_error < 1e-4 and onnx.prepare_s > 0
+    assert result.machine.engines.keys() == {"eager", "onnx"}
+    assert [(c.batch, c.engine, c.baseline) for c in result.comparisons] == [
+        (1, "onnx", "eager"), (2, "onnx", "eager"),
+    ]  # fmt: skip
+    for run in result.runs:
+        assert bool(run.components) == bool(run.ops) == (run.engine == "eager")
+        assert run.timed_runs == 3 and run.gemm_fraction > 0
+    assert told[-1] == ((1 + 2) * 2 * (3 + 3), (1 + 2) * 2 * (3 + 3))
+    assert told == sorted(told)
+
+
 def test_a_training_step(tiny):
     model = tiny_model(drop_path=0.1)
     result = profile(model, ProfileSettings(batches=(2,), runs=2, backward=True))

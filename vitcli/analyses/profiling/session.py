@@ -97,7 +97,8 @@ class Session:
         self._peaks: dict[int, int] = {}
         self._trace = settings.trace
         self._advance = advance
-        passes = (settings.runs or FEWEST_RUNS) + 3  # warm-up, memory, profiler
+        self._planned = settings.runs or FEWEST_RUNS
+        passes = self._planned + 3  # warm-up, memory, profiler
         self._todo = sum(settings.batches) * len(engines) * passes
         self._done = 0
         model.encoder.train(settings.backward)
@@ -123,7 +124,7 @@ class Session:
         steps = {engine.name: self._step(engine, images) for engine in self.engines}
         runs = {run.engine: self._warmed(run, steps[run.engine]) for run in blank}
         alive = [name for name, run in runs.items() if run.error is None]
-        times = self._times({name: steps[name] for name in alive})
+        times = self._times(len(images), {name: steps[name] for name in alive})
         if alive:
             rate = gemm_gflops(
                 gemm_shapes(self.model.encoder),
@@ -158,7 +159,7 @@ class Session:
             self._peaks[run.batch] = max(peak, self._peaks.get(run.batch, 0))
         return replace(run, warmup_s=first, peak_bytes=peak)
 
-    def _times(self, steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    def _times(self, batch: int, steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
         """Wall seconds of each engine's steps, taken in turn."""
         times: dict[str, list[float]] = {name: [] for name in steps}
         done, spent = 0, 0.0
@@ -166,6 +167,8 @@ class Session:
             for name, step in steps.items():
                 times[name].append(timed(step, self.model.device))
                 spent += times[name][-1]
+                if done < self._planned:
+                    self._progress(batch)
             done += 1
         return times
 
@@ -175,7 +178,6 @@ class Session:
         return done < FEWEST_RUNS or (done < MOST_RUNS and seconds < ENOUGH_S)
 
     def _figures(self, run: ProfileRun, times: Sequence[float], gemm: float) -> ProfileRun:
-        self._progress(run.batch * (self.settings.runs or FEWEST_RUNS))
         wall = spread(times)
         passes = 3 if self.settings.backward else 1  # the backward pass is two of the forward
         gflops = 2 * self.macs * run.batch * passes / wall.median / 1e9
