@@ -35,7 +35,7 @@ def main() -> None:
     text = readme.read_text()
     for name in re.findall(r"<!-- begin (\S+) -->", text):
         if not (runs / name / "sweep.yaml").exists():
-            print(f"{name}: not run, left as it is", file=sys.stderr)
+            print(f"{name}: no sweep in {runs}, left as it is", file=sys.stderr)
             continue
         block = section(name, runs / name)
         text = re.sub(
