@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
 from vitcli.errors import VitcliError
 from vitcli.jobs.entries import Entry
-from vitcli.jobs.worker import READY, Decoded, DecodeWork, Read, read, serve
+from vitcli.jobs.worker import READY, Decoded, DecodeWork, Read, read
 
 _START_S = 120.0
 _STARTS = 3
-_NEW = multiprocessing.get_context("spawn")  # a fork would carry torch and its threads along
+_PROGRAM = (
+    "import sys; number, *sys.path = sys.argv[1:]; "
+    "from vitcli.jobs.worker import main; main(int(number))"
+)
 
 
 def available_cpus() -> int:
@@ -65,6 +70,8 @@ class DecodePool:
             for worker in self._running:
                 worker.kill()
         self._threads.shutdown(cancel_futures=True)
+        for worker in self._running:
+            worker.connection.close()
 
     def decode(self, entries: Iterable[Entry]) -> Iterator[Decoded]:
         """One `Decoded` for each entry, in order."""
@@ -110,19 +117,25 @@ class DecodePool:
 
     def _forget(self, worker: _Worker) -> None:
         worker.kill()
+        worker.connection.close()
         with self._lock:
             self._running.discard(worker)
 
 
 class _Worker:
-    """One process and our end of its pipe."""
+    """One process and our end of its pipe.
+
+    Not `multiprocessing`, whose children import the main script, and with it torch, once more.
+    """
 
     def __init__(self, work: DecodeWork, read: Read) -> None:
-        self.connection, theirs = _NEW.Pipe()
-        what = (theirs, work, read)
-        self._process: BaseProcess = _NEW.Process(target=serve, args=what, daemon=True)
-        self._process.start()
+        self.connection, theirs = multiprocessing.Pipe()
+        number = theirs.fileno()
+        command = [sys.executable, "-c", _PROGRAM, str(number), *sys.path]
+        self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
         theirs.close()
+        with contextlib.suppress(OSError):  # one that has died already is not ready either
+            self.connection.send((work, read))
 
     def ready(self) -> bool:
         try:
@@ -132,17 +145,13 @@ class _Worker:
 
     def wait(self) -> int | None:
         """The exit code of a process whose pipe has closed; negative is a signal."""
-        for _ in range(50):  # another thread may be the one that reaps it
-            self._process.join(0.1)
-            if self._process.exitcode is not None:
-                break
-        return self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(5.0)
+        return None
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.join(5.0)
-        if self._process.exitcode is not None:
-            self.connection.close()
+        self.wait()
 
 
 def _death(exit_code: int | None) -> Decoded:

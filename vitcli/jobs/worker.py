@@ -52,11 +52,13 @@ class Decoded:
 Read = Callable[[Entry, "DecodeWork"], "Decoded"]
 
 
-def serve(connection: Connection, work: DecodeWork, read: Read) -> None:
-    """Answer each `Entry` with a `Decoded` until the other end is closed."""
-    _settle(work.memory_bytes)
-    connection.send(READY)
+def main(number: int) -> None:
+    """Answer each `Entry` with a `Decoded`, until the other end of the pipe is closed."""
+    connection = Connection(number)
     with contextlib.suppress(EOFError, OSError):
+        work, read = connection.recv()
+        _settle(work.memory_bytes)
+        connection.send(READY)
         while True:
             connection.send(read(connection.recv(), work))
 

@@ -1,0 +1,69 @@
+"""Memory of `vitcli encode LIST --out DIR` over many small images.
+
+    python experiments/memory.py [--images 50000]
+
+Draws the images in a temporary folder, encodes them with a tiny encoder (so that what is measured
+is the job, not the model) and prints resident memory of the process and of its decoding processes
+as the rows go by. What it must show: the last lines are the first ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+from PIL import Image
+
+from vitcli.analyses.encode_folder import encode_folder
+from vitcli.analyses.part_encoder import FolderOptions
+from vitcli.config.load import parse_setting
+from vitcli.config.request import ModelRequest
+from vitcli.jobs.listing import Listing
+from vitcli.models import load_model
+
+TINY = ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
+
+
+class Memory:
+    """Prints memory about twelve times a job."""
+
+    def __init__(self) -> None:
+        self.process = psutil.Process()
+        self.told = -1
+
+    def __call__(self, done: int, total: int, failures: Counter[str]) -> None:
+        if done * 12 // total == self.told:
+            return
+        self.told = done * 12 // total
+        ours = self.process.memory_info().rss
+        workers = sum(child.memory_info().rss for child in self.process.children())
+        print(
+            f"{done:7,} rows: {ours >> 20} MiB, decoding processes {workers >> 20} MiB", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--images", type=int, default=50_000)
+    asked = parser.parse_args()
+    settings = tuple(parse_setting(f"encoder.{setting}") for setting in TINY)
+    request = ModelRequest(settings=settings, image_size=(16, 16), device="cpu")
+    model = load_model(request)
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "images"
+        source.mkdir()
+        for number in range(asked.images):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(source / f"{number:06d}.jpg")
+        listing, out = Listing((str(source),)), Path(name) / "out"
+        result = encode_folder(request, model, listing, out, FolderOptions(), Memory())
+    print(f"{result.ok:,} of {result.rows:,} encoded, {result.images_per_s:.0f} img/s")
+
+
+if __name__ == "__main__":
+    main()
