@@ -19,7 +19,8 @@ from vitcli.config.training_request import TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.inputs.decode import decode
 from vitcli.inputs.preprocess import preprocess
-from vitcli.training.images import ImagesSource, find_sets, read_idx
+from vitcli.training.datasets import find_sets, read_idx
+from vitcli.training.images import ImagesSource
 
 PLAIN = ImagesData(crop_scale=None, flip=0.0)
 SMALL = PreprocessConfig(resize_size=(16, 16))

@@ -26,7 +26,7 @@ from vitcli.jobs.job import iterate_parts, load_manifest
 from vitcli.jobs.listing import Listing
 from vitcli.models import LoadedModel
 from vitcli.results.probe import ProbeResult, ProbeScore
-from vitcli.training.images import Items, find_sets, recognised
+from vitcli.training.datasets import Items, find_sets, recognised
 
 SPLITS = ("train", "val", "valid", "validation", "test")
 _BATCH = 16

@@ -18,7 +18,8 @@ from vitcli.results.train import ClassAccuracy, HistoryRow, TrainResult, TrainSu
 from vitcli.training.data import ShapesSource, TrainingData
 from vitcli.training.events import event_writer
 from vitcli.training.images import ImagesSource
-from vitcli.training.loop import Outcome, StepReport, Trainer
+from vitcli.training.loop import Trainer
+from vitcli.training.outcome import Outcome, StepReport
 from vitcli.training.parallel import World, local_device, world
 from vitcli.training.snapshots import RunDirectory
 from vitcli.training.start import set_threads, start_encoder, with_classifier

@@ -9,7 +9,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,49 +26,13 @@ from vitcli.training.data import Batch, TrainingData, batch_indices
 from vitcli.training.diagnose import first_bad_layer
 from vitcli.training.mixing import mix_batch, soft_targets
 from vitcli.training.optimiser import make_optimiser
+from vitcli.training.outcome import Outcome, StepReport, Validation
 from vitcli.training.parallel import World
 from vitcli.training.schedule import learning_rate, warmup_steps
 from vitcli.training.seeds import derived_seed, seed_device
 from vitcli.training.snapshots import RunDirectory, Snapshot
 
 VAL_BATCH = 256
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a step, or a validation after it, has to say."""
-
-    step: int
-    steps: int
-    entry: dict[str, Any]
-    """As in metrics.jsonl."""
-    images_per_s: float
-
-
-@dataclass(frozen=True)
-class Validation:
-    loss: float
-    correct: tuple[int, ...]
-    """Right answers for each class."""
-    counts: tuple[int, ...]
-    """Images of each class."""
-
-    @property
-    def accuracy(self) -> float:
-        return sum(self.correct) / sum(self.counts)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    steps: int
-    validation: Validation | None
-    """None if the run diverged."""
-    bad_step: int | None
-    bad_layer: str | None
-    images_per_s: float
-    audit: tuple[AuditRow, ...]
 
 
 class Classifier(nn.Module):
