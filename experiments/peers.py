@@ -323,6 +323,9 @@ def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> 
                 continue
             row = [f"{statistics.median(times[name]):.3f}"]
             for mine in ("vitcli eager", best):
+                if mine not in times:
+                    row.append("")
+                    continue
                 ratio = spread([b / a for a, b in zip(times[mine], times[name], strict=True)])
                 row.append(f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})")
             print(f"| {batch} | {name} | {' | '.join(row)} | {memory} |")
