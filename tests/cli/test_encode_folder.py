@@ -83,6 +83,8 @@ def test_kinds_of_inputs_make_a_job(photos: Path, tmp_path: Path) -> None:
         (["{photos}", "--out", "{tmp}/o", "--shard", "4/3"], "not a shard"),
         (["{photos}", "--out", "{tmp}/o", "--tokens", "patch"], "one such vector"),
         (["{photos}", "--out", "{tmp}/o", "--vector-dtype", "int8"], "float32 or float16"),
+        (["{photos}", "--out", "{tmp}/o", "--cluster", "slurm"], "--cluster slurm: unknown"),
+        (["{photos}", "--out", "{tmp}/o", "--address", "x:1"], "add --cluster ray"),
         (["{photos}/*.gif", "--out", "{tmp}/o"], "matches no file"),
         (["{photos}", "--out", "{photos}/00.png/x"], "Not a directory"),
     ],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -100,12 +101,14 @@ def encode_folder(
         share = my_share(job.inputs.parts, options.shard)
         progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
         open_parts = list(unfinished(job, share, options.retry_failed, progress))
-        for part, rows in (work or encode_parts)(model, job, open_parts, options, progress):
-            if options.fail_fast and not rows.good.all():
-                raise failure(rows, int(np.argmin(rows.good)))
-            job.write(part, rows)
-            progress.add(read_back(job, part, rows))
-            progress.encoded += len(rows)
+        making = (work or encode_parts)(model, job, open_parts, options, progress)
+        with contextlib.closing(making):  # its processes end with it, whatever happens here
+            for part, rows in making:
+                if options.fail_fast and not rows.good.all():
+                    raise failure(rows, int(np.argmin(rows.good)))
+                job.write(part, rows)
+                progress.add(read_back(job, part, rows))
+                progress.encoded += len(rows)
     wall = time.perf_counter() - start
     return FolderResult(
         model=model_info(model),
@@ -219,7 +222,7 @@ def read_back(job: Job, part: int, written: Rows) -> Rows:
 
 Work = Callable[
     [LoadedModel, Job, Sequence[tuple[int, bool]], FolderOptions, Progress],
-    Iterator[tuple[int, Rows]],
+    Generator[tuple[int, Rows], None, None],
 ]
 """Makes the rows of parts; the flag says that some are there already."""
 
@@ -230,7 +233,7 @@ def encode_parts(
     parts: Sequence[tuple[int, bool]],
     options: FolderOptions,
     progress: Progress,
-) -> Iterator[tuple[int, Rows]]:
+) -> Generator[tuple[int, Rows], None, None]:
     """The rows of each part, decoded ahead of the encoder across batches and parts."""
     if not parts:
         return

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
         parts: Sequence[tuple[int, bool]],
         options: FolderOptions,
         progress: Progress,
-    ) -> Iterator[tuple[int, Rows]]:
+    ) -> Generator[tuple[int, Rows], None, None]:
         if not parts:
             return
         ray = _connect(address)

@@ -43,8 +43,8 @@ class FolderOptions:
     workers: int | None = None
     """Decoding processes; None is one for each core."""
     timeout_s: float = 60.0
-    memory_bytes: int = 0
-    """Address space of a decoding process, 0 is no limit."""
+    memory_bytes: int = 4 * 2**30
+    """Address space of a decoding process (Linux): what needs more is `out_of_memory`."""
     shard: tuple[int, int] = (1, 1)
     retry_failed: bool = False
     fail_fast: bool = False

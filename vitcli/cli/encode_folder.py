@@ -56,7 +56,7 @@ class JobOptions:
     ] = None
     memory: Annotated[
         float | None,
-        job_option("--memory", metavar="GIB", min=0.25, help="Bound of each decoding process."),
+        job_option("--memory", metavar="GIB", min=0.25, help="For each decoding process: 4."),
     ] = None
     max_pixels: Annotated[
         int | None,

@@ -26,6 +26,8 @@ _PROGRAM = (
     "import sys; number, *sys.path = sys.argv[1:]; "
     "from vitcli.jobs.worker import main; main(int(number))"
 )
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Nothing here is worth a thread for each core, or the address space of their stacks."""
 
 
 def available_cpus() -> int:
@@ -132,7 +134,9 @@ class _Worker:
         self.connection, theirs = multiprocessing.Pipe()
         number = theirs.fileno()
         command = [sys.executable, "-c", _PROGRAM, str(number), *sys.path]
-        self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=[number], stdin=subprocess.DEVNULL, env={**os.environ, **_ONE_THREAD}
+        )
         theirs.close()
         with contextlib.suppress(OSError):  # one that has died already is not ready either
             self.connection.send((work, read))

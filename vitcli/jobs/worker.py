@@ -33,7 +33,7 @@ class DecodeWork:
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
     memory_bytes: int = 0
-    """Address space a decoding process may take; 0 is no limit."""
+    """Address space a decoding process may take (Linux); 0 is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ def watch_job(title: str) -> Iterator[Watch]:
         pace = _Pace()
 
         def watch(done: int, total: int, failures: Counter[str]) -> None:
-            bar.update(task, completed=done, total=total, facts=pace.facts(done, total, failures))
+            facts = pace.facts(done, total, failures.total())
+            bar.update(task, completed=done, total=total, facts=facts)
 
         yield watch
 
@@ -46,7 +47,7 @@ class _Pace:
     def __init__(self) -> None:
         self.begin: tuple[float, int] | None = None
 
-    def facts(self, done: int, total: int, failures: Counter[str]) -> str:
+    def facts(self, done: int, total: int, failed: int) -> str:
         now = time.monotonic()
         if self.begin is None:
             self.begin = (now, done)
@@ -54,9 +55,7 @@ class _Pace:
         facts = []
         if rate > 0 and now > self.begin[0]:
             facts += [f"{rate:.1f} img/s", f"{duration((total - done) / rate)} left"]
-        if failures:
-            kinds = ", ".join(f"{count:,} {code}" for code, count in failures.most_common())
-            facts.append(f"{failures.total():,} failed ({kinds})")
+        facts += [f"{failed:,} failed"] * bool(failed)
         return ", ".join(facts)
 
 
@@ -69,11 +68,13 @@ class _Plain:
         self.last = time.monotonic()
 
     def __call__(self, done: int, total: int, failures: Counter[str]) -> None:
-        facts = self.pace.facts(done, total, failures)
+        facts = self.pace.facts(done, total, failures.total())
         now = time.monotonic()
         if now - self.last >= _PLAIN_EVERY_S:
             self.last = now
-            sys.stderr.write(f"{self.title}: {done:,} of {total:,}, {facts}\n")
+            kinds = ", ".join(f"{count:,} {code}" for code, count in failures.most_common())
+            line = f"{self.title}: {done:,} of {total:,}, {facts}{f' ({kinds})' if kinds else ''}"
+            sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
 
