@@ -14,9 +14,10 @@ from timm.models import deit, eva, save_for_hf, vision_transformer
 
 from tests.parity.compare import EXACT, assert_close, images, ours, randomised
 from tests.parity.timm_models import CASES, outputs
-from vitcli.config.load import Setting, load_config
+from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
+from vitcli.inputs.foreign import from_timm
 from vitcli.weights.families.timm_architectures import EVAS, VISION_TRANSFORMERS
 from vitcli.weights.load import load_weights
 
@@ -73,11 +74,11 @@ def test_a_bare_state_dict_with_a_preset(tmp_path: Path) -> None:
     """The preset gives heads, eps, activation, pooling and, said so, the preprocessing."""
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=12)
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    preset = load_config(ModelConfig, "vit-ti16")
+    preset = load_config(ModelConfig, "vit-ti16-timm")
     loaded = load_weights(str(tmp_path / "model.pt"), preset=preset)
     assert loaded.config.encoder.heads == 3
     assert loaded.config.encoder.position_table.resize == "bicubic_antialias"
-    assert loaded.report.preprocess_by == "preset vit-ti16"
+    assert loaded.report.preprocess_by == "preset vit-ti16-timm"
 
 
 def test_the_config_of_a_directory_brings_its_preprocessing(tmp_path: Path) -> None:
@@ -162,3 +163,52 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             expected["ref_feat_shape"] = theirs["ref_feat_shape"]
         assert mine == expected, name
         assert not {"attn_type", "scale_mlp", "qk_norm", "rope_grid_indexing"} & set(theirs), name
+
+
+TIMM_PRESETS = {
+    "vit-ti16": "vit_tiny_patch16_224",
+    "vit-s16": "vit_small_patch16_224",
+    "vit-s32": "vit_small_patch32_224",
+    "vit-b16": "vit_base_patch16_224",
+    "vit-b32": "vit_base_patch32_224",
+    "vit-l16": "vit_large_patch16_224",
+    "vit-b16-384": "vit_base_patch16_384",
+    "vit-l16-384": "vit_large_patch16_384",
+    "siglip-b16-224": "vit_base_patch16_siglip_224",
+    "siglip-b16-256": "vit_base_patch16_siglip_256",
+    "siglip-b16-384": "vit_base_patch16_siglip_384",
+    "siglip-b16-512": "vit_base_patch16_siglip_512",
+    "siglip-l16-256": "vit_large_patch16_siglip_256",
+    "siglip-l16-384": "vit_large_patch16_siglip_384",
+    "siglip-so400m14-224": "vit_so400m_patch14_siglip_224",
+    "siglip-so400m14-384": "vit_so400m_patch14_siglip_384",
+    "dinov2-s14": "vit_small_patch14_dinov2",
+    "dinov2-b14": "vit_base_patch14_dinov2",
+    "dinov2-l14": "vit_large_patch14_dinov2",
+    "dinov2-g14": "vit_giant_patch14_dinov2",
+    "dinov2-s14-reg": "vit_small_patch14_reg4_dinov2",
+    "dinov2-b14-reg": "vit_base_patch14_reg4_dinov2",
+    "dinov2-l14-reg": "vit_large_patch14_reg4_dinov2",
+    "dinov2-g14-reg": "vit_giant_patch14_reg4_dinov2",
+}
+
+
+def test_every_timm_preset_is_compared() -> None:
+    assert {f"{name}-timm" for name in TIMM_PRESETS} == {
+        name for name in preset_names() if name.endswith("-timm")
+    }
+
+
+@pytest.mark.parametrize("name", TIMM_PRESETS)
+def test_presets_are_what_timms_names_stand_for(name: str) -> None:
+    architecture = TIMM_PRESETS[name]
+    config = load_config(ModelConfig, f"{name}-timm")
+    encoder, table = config.encoder, VISION_TRANSFORMERS[architecture]
+    assert encoder.heads == table["num_heads"]
+    assert encoder.activation == table["act_layer"]
+    assert encoder.norm_eps == table["norm_eps"]
+    assert encoder.pooling == {"token": "cls", "map": "map"}[table["global_pool"]]
+    assert encoder.position_table.resize == "bicubic_antialias"
+    theirs = timm.get_pretrained_cfg(architecture).to_dict()
+    assert config.preprocess == from_timm(theirs)
+    assert encoder.image_size == theirs["input_size"][1:]

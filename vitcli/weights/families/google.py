@@ -62,7 +62,7 @@ def _dense(target: str, source: str) -> Renames:
 VIT = Family(
     name="google-vit",
     library="google-research vision_transformer, big_vision",
-    verified="tiny random models of timm written as flax parameters",
+    verified="tiny random models of timm as flax parameters; once beside the originals",
     signature=(
         "embedding.weight",
         BLOCK + ATTENTION + "query.weight",
