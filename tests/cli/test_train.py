@@ -89,12 +89,21 @@ def test_usage_errors_are_one_line() -> None:
         (["--lora", "x"], "LAYER:HEAD"),
         (["--lora", "40:0"], "no layer 40"),
         (["--warmup", "soon"], "train.warmup"),
+        (["--warmup", "1.5"], "a whole number of steps"),
+        (["--set", "encoder.head=tanh"], "training classifies 4 classes"),
+        (["--show-data", "sheet.nonsense"], "cannot draw"),
         (["--pool", "none"], "pooled vector"),
         (["--plot", "a.gif"], "cannot draw"),
     ):
         code, out, err = invoke("train-shapes", *SETS, *words)
         assert code == 2 and out == "" and said in err, (words, err)
         assert "Traceback" not in err
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    code, out, err = invoke("train-shapes", *SETS, "--out", str(tmp_path / "file"))
+    assert code == 1 and out == "" and "cannot make" in err
 
 
 def test_adapters_print_the_audit() -> None:

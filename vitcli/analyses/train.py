@@ -46,6 +46,7 @@ def shapes_config(request: TrainRequest, source: LoadedModel | None = None) -> S
         VitcliError: unknown keys, wrong types or impossible combinations.
     """
     config = request.run_config(ShapesRun, SHAPES_RECIPE, source.config if source else None)
+    check_classifier(request, len(config.data.classes))
     return settled(config, len(config.data.classes))
 
 
@@ -107,12 +108,31 @@ def train_images(
     Raises:
         VitcliError: as `train_shapes`.
     """
+    check_classifier(request, len(data.classes))
     return run(request, settled(config, len(data.classes)), data, source, on_report)
 
 
 def shapes_of(config: ShapesRun) -> Shapes:
     data = config.data
     return Shapes(config.encoder.image_size, data.classes, data.difficulty, config.train.seed)
+
+
+def check_classifier(request: TrainRequest, classes: int) -> None:
+    """Refuse a head that was asked for and cannot be: a run classifies its classes.
+
+    Raises:
+        VitcliError: with what was set.
+    """
+    possible = {"head": ("linear", "distilled"), "head_dim": (classes,)}
+    for setting in request.settings:
+        key = setting.path[-1]
+        if setting.path[0] == "encoder" and setting.value not in possible.get(
+            key, (setting.value,)
+        ):
+            raise VitcliError(
+                f"{setting.source}: training classifies {classes} classes",
+                f"leave {'.'.join(setting.path)} out: the classifier follows the data",
+            )
 
 
 def settled(config: Run, classes: int) -> Run:

@@ -181,6 +181,8 @@ class TrainConfig(Section):
             raise ValueError("freeze: adapters freeze the encoder already; write none")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ValueError("warmup: a fraction below 1, or a whole number of steps")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas: each at least 0 and below 1")
         return self

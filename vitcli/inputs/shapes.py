@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
 
 Array = NDArray[np.float64]
 Distance = Callable[[Array, Array], Array]
@@ -170,6 +171,9 @@ def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> N
     """
     from PIL import Image, ImageDraw
 
+    format_ = Image.registered_extensions().get(path.suffix.lower())
+    if format_ not in Image.SAVE:
+        raise VitcliError(f"{path}: cannot draw this format", "for example shapes.png")
     scale = max(1, 64 // min(shapes.size))
     height, width = (side * scale for side in shapes.size)
     caption, gap = 14, 4
@@ -182,9 +186,5 @@ def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> N
         picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
         sheet.paste(picture.resize((width, height), Image.Resampling.NEAREST), (left, top))
         pen.text((left, top + height), shapes.classes[label], fill="black")
-    try:
-        sheet.save(path)
-    except (OSError, ValueError) as error:
-        raise VitcliError(
-            f"{path}: {error}", "Choose a writable file such as shapes.png."
-        ) from None
+    with atomic_write(path) as file:
+        sheet.save(file, format=format_)

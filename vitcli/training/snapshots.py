@@ -69,9 +69,13 @@ class RunDirectory:
                 f"{self.path}: there is a run in this directory",
                 "--resume continues it; or give another --out",
             )
-        with self._writing():
+        try:
             self.snapshots.mkdir(parents=True, exist_ok=True)
             self.metrics_file.write_bytes(b"")
+        except OSError as error:
+            raise VitcliError(
+                f"cannot make {self.path}: {error.strerror}", "another --out", exit_code=1
+            ) from error
         with atomic_write(self.config_file) as file:
             file.write(config_yaml(config).encode())
 
