@@ -1,6 +1,7 @@
 """The faster linear maps give the same outputs, and step aside wherever they do not apply."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -69,3 +70,17 @@ def test_restore_leaves_nothing_behind(images):
     before = {name: set(vars(module)) for name, module in encoder.named_modules()}
     restore(accelerate(encoder))
     assert {name: set(vars(module)) for name, module in encoder.named_modules()} == before
+
+
+@needs_onednn
+def test_an_accelerated_encoder_can_be_copied_and_pickled(images):
+    fast = accelerate(tiny_encoder().float())
+    pictures = images.float()
+    with torch.inference_mode():
+        expected = fast(pictures).tokens
+        for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+            assert torch.equal(twin(pictures).tokens, expected)
+            twin.vit.blocks[0].attention.proj.weight.mul_(2)
+            twin.vit.blocks[0].feed_forward.fc1.weight.mul_(2)
+            assert not torch.equal(twin(pictures).tokens, expected)
+        assert torch.equal(fast(pictures).tokens, expected)  # the twins' weights are their own

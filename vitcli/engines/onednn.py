@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -87,9 +87,9 @@ def accelerate(encoder: Module) -> Module:
         return encoder
     for module in encoder.modules():
         if type(module) is nn.Linear:
-            module.forward = MethodType(_linear_forward, module)  # type: ignore[method-assign]
+            module.forward = partial(_linear_forward, module)  # type: ignore[method-assign]
         elif type(module) is FeedForward and type(module.activation) is nn.GELU:
-            module.forward = MethodType(_feed_forward_forward, module)  # type: ignore[method-assign]
+            module.forward = partial(_feed_forward_forward, module)  # type: ignore[method-assign]
     return encoder
 
 
