@@ -31,6 +31,8 @@ class From:
 
     sources: tuple[str, ...]
     make: Callable[..., Tensor]
+    rounds: bool = False
+    """`make` computes, so it gets its tensors in the dtype asked for; else it only moves values."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vitcli.errors import VitcliError
 from vitcli.results.weights import LoadReport, Settled
 from vitcli.weights.check import check
 from vitcli.weights.families import FAMILIES
-from vitcli.weights.family import Family
+from vitcli.weights.family import Family, From
 from vitcli.weights.match import Match, Part, assign, detect
 from vitcli.weights.preprocessing import preprocess_of
 from vitcli.weights.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
@@ -51,11 +51,28 @@ def load_weights(
     """
     plan = plan_weights(source, preset=preset, overrides=overrides)
     encoder = plan.encoder
-    with torch.no_grad():
-        # Parameters are what was read: no weight is initialised first, or held twice.
-        state = {name: plan.parts[name].read(dtype).contiguous() for name in encoder.state_dict()}
-        encoder.load_state_dict(state, assign=True)
+    encoder.load_state_dict(_values(plan, dtype), assign=True)
     return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
+
+
+@torch.no_grad()
+def _values(plan: Plan, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What was read becomes the parameters: no weight is initialised first, or held twice.
+
+    Tensors stored as they are needed stay where the file is mapped. Room for the others is made
+    before any is read, since what is freed between lasting tensors is lost to the allocator.
+    """
+    shapes = {name: tensor.shape for name, tensor in plan.encoder.state_dict().items()}
+    values = {
+        name: plan.parts[name].read(dtype).contiguous()
+        if plan.parts[name].stands_as(dtype)
+        else torch.empty(shape, dtype=dtype)
+        for name, shape in shapes.items()
+    }
+    for name, value in values.items():
+        if not plan.parts[name].stands_as(dtype):
+            value.copy_(plan.parts[name].read(dtype))
+    return values
 
 
 @dataclass(frozen=True)
@@ -219,7 +236,7 @@ def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence
         layers.set(setting)
     config = validate(ModelConfig, layers)
     tensors = checkpoint.tensors
-    parts = {name: Part(_same, [name], [tensor]) for name, tensor in tensors.items()}
+    parts = {name: Part(From((name,), _same), [name], [tensor]) for name, tensor in tensors.items()}
     match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))
     encoder = build_meta(config.encoder)
     parts = _whole(encoder, parts, match, checkpoint, overrides)

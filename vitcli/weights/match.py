@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 class Part:
     """One tensor of ours and the foreign tensors it is made from, in order; None is not there."""
 
-    make: Callable[..., Tensor]
+    rule: From
     names: list[str]
     """Every foreign name it takes."""
     tensors: list[LazyTensor | None]
@@ -37,14 +37,19 @@ class Part:
         return None not in self.tensors
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Made in `dtype`, so that a sum rounds as it does in the library."""
-        return self.make(*(t.read().to(dtype) for t in self.tensors if t is not None))
+        """The values, in `dtype` where the rule computes with them and else as they are stored."""
+        stored = (t.read() for t in self.tensors if t is not None)
+        return self.rule.make(*(t.to(dtype) for t in stored) if self.rule.rounds else stored)
+
+    def stands_as(self, dtype: torch.dtype) -> bool:
+        """Whether it is one stored tensor of this dtype, which needs no memory of its own."""
+        return [t.dtype for t in self.tensors if t is not None] == [dtype]
 
     def try_shape(self) -> tuple[int, ...] | None:
         """The shape that `read` would give; None where it cannot be made of what is there."""
         metas = [torch.empty(t.shape, device="meta") for t in self.tensors if t is not None]
         try:
-            return tuple(self.make(*metas).shape)
+            return tuple(self.rule.make(*metas).shape)
         except (RuntimeError, IndexError, TypeError, ValueError):
             return None
 
@@ -201,7 +206,7 @@ def _place(
     name = target.format(**fill) + suffix
     if name not in match.parts:
         names = [source.format(**fill) + suffix for source in rule.sources]
-        match.parts[name] = Part(rule.make, names, [None] * len(names))
+        match.parts[name] = Part(rule, names, [None] * len(names))
     match.parts[name].tensors[position] = tensor
 
 

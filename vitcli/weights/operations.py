@@ -10,7 +10,7 @@ from torch import Tensor
 from vitcli.weights.family import From
 
 
-def _joined(*parts: Tensor) -> Tensor:
+def joined(*parts: Tensor) -> Tensor:
     """torch.cat; by hand for shapes alone, where torch.cat imports its compiler for a second."""
     if parts[0].device.type != "meta":
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -21,12 +21,12 @@ def _joined(*parts: Tensor) -> Tensor:
 
 def fused(*sources: str) -> From:
     """Matrices or vectors one below the other: q, k and v, or gate and up."""
-    return From(sources, _joined)
+    return From(sources, joined)
 
 
 def rows(*sources: str) -> From:
     """Tokens or tables of any number of leading axes as (rows, D), one below the other."""
-    return From(sources, lambda *parts: _joined(*(p.reshape(-1, p.shape[-1]) for p in parts)))
+    return From(sources, lambda *parts: joined(*(p.reshape(-1, p.shape[-1]) for p in parts)))
 
 
 def third(index: int, source: str) -> From:
@@ -46,7 +46,7 @@ def transposed(source: str) -> From:
 
 def summed_over_frames(source: str) -> From:
     """A Conv3d weight (D, C, T, p, p) on T equal frames, as a Conv2d weight (D, C, p, p)."""
-    return From((source,), lambda t: t.sum(dim=2))
+    return From((source,), lambda t: t.sum(dim=2), rounds=True)
 
 
 def conv_from_linear(source: str) -> From:

@@ -173,7 +173,7 @@ def read_torch(path: Path) -> Tensors:
     tensors, wrapper = _state_dict(content, path)
     found = lazy(tensors)
     if _is_zip(path):  # what is mapped can be let go and mapped again
-        every = max(RELEASE_EVERY, path.stat().st_size // 5)  # opening one takes longer
+        every = max(RELEASE_EVERY // 2, path.stat().st_size // 6)  # opening one takes longer
         mapped = _Mapped(lambda: _state_dict(_load(path), path)[0].__getitem__, every)
         found = Tensors(
             {n: LazyTensor(t.shape, t.dtype, partial(mapped.read, n)) for n, t in found.items()}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from vitcli.weights.family import Family, From, Renames, Tell, Variant
-from vitcli.weights.operations import rows, transposed
+from vitcli.weights.operations import joined, rows, transposed
 
 BLOCK = "Transformer/encoderblock_{i}/"
 ATTENTION = "MultiHeadDotProductAttention_0/"
@@ -38,7 +37,7 @@ def _flat(bias: Tensor) -> Tensor:
 
 
 def _joined(each: Callable[[Tensor], Tensor], *sources: str) -> From:
-    return From(sources, lambda *parts: torch.cat([each(part) for part in parts]))
+    return From(sources, lambda *parts: joined(*map(each, parts)))
 
 
 def _attention(
