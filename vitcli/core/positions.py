@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,29 +36,31 @@ class NoPosition(nn.Module):
 
 
 def _interpolate(
-    mode: str, antialias: bool = False, align_corners: bool | None = False, offset: float = 0.0
-) -> Callable[[Tensor, Grid], Tensor]:
-    def resize(table: Tensor, grid: Grid) -> Tensor:
-        scale = tuple((n + offset) / m for n, m in zip(grid, table.shape[-2:], strict=True))
-        return F.interpolate(
-            table,
-            size=None if offset else grid,
-            scale_factor=scale if offset else None,
-            mode=mode,
-            antialias=antialias,
-            align_corners=align_corners,
-        )
-
-    return resize
+    table: Tensor,
+    grid: Grid,
+    mode: str,
+    antialias: bool = False,
+    align_corners: bool | None = False,
+    offset: float = 0.0,
+) -> Tensor:
+    scale = tuple((n + offset) / m for n, m in zip(grid, table.shape[-2:], strict=True))
+    return F.interpolate(
+        table,
+        size=None if offset else grid,
+        scale_factor=scale if offset else None,
+        mode=mode,
+        antialias=antialias,
+        align_corners=align_corners,
+    )
 
 
 TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
-    "bicubic": _interpolate("bicubic"),
-    "bicubic_antialias": _interpolate("bicubic", antialias=True),
-    "bicubic_offset": _interpolate("bicubic", offset=0.1),
-    "bicubic_align_corners": _interpolate("bicubic", align_corners=True),
-    "bilinear_antialias": _interpolate("bilinear", antialias=True),
-    "bilinear_align_corners": _interpolate("bilinear", align_corners=True),
+    "bicubic": partial(_interpolate, mode="bicubic"),
+    "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
+    "bicubic_offset": partial(_interpolate, mode="bicubic", offset=0.1),
+    "bicubic_align_corners": partial(_interpolate, mode="bicubic", align_corners=True),
+    "bilinear_antialias": partial(_interpolate, mode="bilinear", antialias=True),
+    "bilinear_align_corners": partial(_interpolate, mode="bilinear", align_corners=True),
 }
 """How a (1, D, rows, columns) table follows another grid; each rule is some library's own.
 
