@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -251,6 +254,18 @@ def test_a_directory_with_several_checkpoints_asks_which(tmp_path: Path) -> None
 def test_hub_ids_offline_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert "not in the hub's cache" in refusal("nobody-at-all/no-such-model")
+
+
+def test_hub_ids_in_a_fresh_process(tmp_path: Path) -> None:
+    """The hub library is imported lazily, part by part, which only a fresh process shows."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "vitcli", "params", "--weights", "no-one/no-such-model"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 2
+    assert "not in the hub's cache, and the hub is not reached" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
 
 
 def test_hub_ids_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

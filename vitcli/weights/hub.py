@@ -37,7 +37,7 @@ def download(source: str) -> Path:
     """
     repo, _, revision = source.partition("@")
     try:
-        import huggingface_hub as hub
+        from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise VitcliError(
@@ -45,8 +45,8 @@ def download(source: str) -> Path:
             "pip install 'vitcli[hub]'",
         ) from error
     try:
-        files = [] if hub.constants.HF_HUB_OFFLINE else _listed(repo, revision or None)
-        folder = hub.snapshot_download(
+        files = [] if constants.HF_HUB_OFFLINE else _listed(repo, revision or None)
+        folder = snapshot_download(
             repo,
             revision=revision or None,
             allow_patterns=[*_CONFIGS, *files] if files else None,
