@@ -6,8 +6,8 @@ libjpeg can decode at 1/2, 1/4 or 1/8 (Pillow's draft mode), which saves a third
 time of a 12-megapixel image. It averages before it clips and keeps other chroma samples than the
 full decoder, so that the result after resizing is not the same. Prints the largest and the mean
 difference in 8-bit levels, for pictures drawn here, and the processor time of both. What it showed
-is why `vitcli encode` decodes at full scale: 2 to 5 levels on photographs at 1/2, but 22 on
-coloured text, and no scale keeps a bound of 2.
+is why `vitcli encode` decodes at full scale: at 1/2 at most 2 levels on the photograph, but 22 on
+coloured text with subsampled chroma, and what a JPEG holds is not known before it is decoded.
 """
 
 from __future__ import annotations
