@@ -140,6 +140,7 @@ def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPat
             "act_layer": _name(theirs.get("act_layer")),
             "norm_eps": _eps(theirs.get("norm_layer")),
             "global_pool": theirs.get("global_pool", _default(cls, "global_pool")),
+            "reg_tokens": theirs.get("reg_tokens", 0),
         }, name
         assert not {"block_fn", "attn_layer", "scale_mlp_norm", "proj_bias"} & set(theirs), name
 
@@ -153,8 +154,10 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             "num_heads": theirs["num_heads"],
             "norm_eps": _eps(theirs.get("norm_layer")),
             "global_pool": theirs.get("global_pool", _default(eva.Eva, "global_pool")),
+            "reg_tokens": theirs.get("num_reg_tokens", 0),
         }
         if rope:
+            expected["class_token"] = theirs.get("class_token", True)
             expected["rope_type"] = theirs.get("rope_type", "cat")
             expected["rope_temperature"] = theirs.get("rope_temperature", 10000.0)
             half = theirs.get("rope_rotate_half", False)

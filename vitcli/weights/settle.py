@@ -31,7 +31,6 @@ GEOMETRY = (
     "registers",
     "cls_token",
     "dist_token",
-    "patch_bias",
     "ln_pre",
 )
 """What a preset given for help must agree on with the tensors."""
@@ -96,7 +95,8 @@ def settle(
     stated, implied, origins = (
         read_settings(foreign, family) if foreign is not None else ({}, {}, {})
     )
-    decided = match.settings()
+    # One lost tensor must not pass for a model without it: a family that has none says so.
+    decided = {"patch_bias": True, **match.settings()}
     preset_values = _flat(preset.encoder.model_dump()) if preset else {}
     by_preset = f"preset {preset.name}" if preset else ""
     asked = Layers()
@@ -118,6 +118,7 @@ def settle(
     if user.get("head") == "none":
         chosen.add("head_dim")
     told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
+    stated = {k: v for k, v in stated.items() if k not in chosen}
     claims.add(told, "the tensors")
     for key, value in user.items():
         claims.agree(key, value, by_user[key])

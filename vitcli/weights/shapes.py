@@ -11,7 +11,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 """State-dict names of ours to shapes."""
 
 MODULES = {
-    "patch_bias": "front_end.projection.bias",
     "cls_token": "front_end.prefix.cls",
     "dist_token": "front_end.prefix.dist",
     "ln_pre": "front_end.norm.",

@@ -56,7 +56,7 @@ CLIP = Family(
     },
     ignored=(*IGNORED, "projection_dim"),
     # The pooled vector is LN(CLS); the tokens themselves get no final norm.
-    fixed={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    fixed={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
     variants=(
         Variant(when=("visual_projection",), settings={"head": "projection"}),
         # CLIPForImageClassification reads the mean of the patches, without a norm.

@@ -79,6 +79,7 @@ def _theta_of_old_configs(_: Mapping[str, Any]) -> float:
 
 
 FIXED = {
+    "patch_bias": False,
     "rope.theta": _theta_of_old_configs,
     "position": "rope2d",
     "rope.coordinates": "index",

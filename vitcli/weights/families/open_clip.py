@@ -26,6 +26,7 @@ TEXT_HALF = (
     r"attn_mask",
 )
 FIXED = {
+    "patch_bias": False,
     "position": "learned",
     "position_table.resize": "bicubic_antialias",
     "position_table.resize_dtype": "model",
@@ -82,7 +83,7 @@ def _eps(kwargs: Any) -> float:
 def _model_and_vision(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     model = dict(config["model_cfg"])
     vision = dict(model.pop("vision_cfg"))
-    for other in ("text_cfg", "multimodal_cfg", "embed_dim"):
+    for other in ("text_cfg", "multimodal_cfg"):
         model.pop(other, None)
     return model, vision
 
@@ -108,6 +109,7 @@ def _tower(name: str, root: str) -> Family:
         renames=_renames(root),
         drops=TEXT_HALF if root else (),
         settings={
+            "embed_dim": To("head_dim", int),
             "layers": To("depth", int, default=12),
             "width": To("hidden", default=768),
             "head_width": To("_head_width", int, default=64),
@@ -140,6 +142,7 @@ def _tower(name: str, root: str) -> Family:
         ),
         fixed={
             **FIXED,
+            "head": "projection",
             "heads": _heads,
             "activation": _activation,
             "pool_norm": lambda told: told["_ln_after_pool"],
@@ -148,10 +151,6 @@ def _tower(name: str, root: str) -> Family:
         needs=("heads", "norm_eps", "activation", "pooling", "pool_norm"),
         flatten=_flat,
         config_file=CONFIG,
-        variants=(
-            Variant(when=(root + "proj",), settings={"head": "projection"}),
-            Variant(unless=(root + "proj",), settings={"head": "none", "head_dim": None}),
-        ),
     )
 
 
@@ -182,6 +181,7 @@ OPENAI = replace(
     config_file="",
     fixed={
         **FIXED,
+        "head": "projection",
         "heads": lambda told: told["hidden"] // 64,
         "norm_eps": 1e-5,
         "activation": "quick_gelu",
@@ -204,8 +204,22 @@ def _timm_flat(
         pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
         # With a projection of its own, OpenCLIP leaves the model's pooling where it names none.
         own = {} if projection in ("linear", "mlp") and not pool else {"global_pool": pool}
+        # OpenCLIP projects, unless the model's own classifier does; "none" leaves both out.
+        width = {} if projection == "none" else {"embed_dim": model["embed_dim"]}
+        head = {"linear": "projection", "none": "none"}.get(projection or "", "linear")
+        if projection == "linear" and vision.get("timm_proj_bias"):
+            head = "linear"
+        if projection == "mlp":
+            raise ValueError("timm_proj 'mlp'")
         read = {"architecture": vision.pop("timm_model_name"), "model_args": own}
-        return {**model, **vision, **flatten(read)}
+        model.pop("embed_dim")
+        about = {"head": head, **width}
+        return {
+            **model,
+            **vision,
+            **flatten(read),
+            **{f"open_clip.{k}": v for k, v in about.items()},
+        }
 
     return flat
 
@@ -218,6 +232,11 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
         verified="tiny random models, from files with config",
         prefixes=("visual.trunk.",),
         drops=TEXT_HALF,
+        settings={
+            **family.settings,
+            "open_clip.head": To("head"),
+            "open_clip.embed_dim": To("head_dim", int),
+        },
         ignored=(
             *family.ignored,
             *UNDER_A_TOWER,
@@ -235,14 +254,9 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
         config_file=CONFIG,
         flatten=_timm_flat(architectures),
         variants=(
-            *(v for v in family.variants if v is not timm.NO_CLASSIFIER),
-            replace(timm.NO_CLASSIFIER, unless=("head.weight", "visual.head.proj.weight")),
-            Variant(
-                when=("visual.head.proj.weight",),
-                settings={"head": "projection"},
-                renames={"head.linear": "visual.head.proj"},
-            ),
-            Variant(when=("visual.head.proj.bias",), settings={"head": "linear"}),
+            *(v for v in family.variants if v not in (timm.CLASSIFIER, timm.NO_CLASSIFIER)),
+            Variant(when=("head.weight",), renames={"head.linear": "head"}),
+            Variant(unless=("head.weight",), renames={"head.linear": "visual.head.proj"}),
         ),
     )
 

@@ -58,7 +58,13 @@ NO_CLASSIFIER = Variant(
     unless=("head.weight",),
     settings={"head": "none", "head_dim": None},
 )
-NO_TABLE = Variant(unless=("pos_embed",), settings={"position": "none"})
+
+
+def patch_bias(told: Mapping[str, Any]) -> bool:
+    """The patch projection has a bias exactly where no norm follows it."""
+    return not told["ln_pre"]
+
+
 RESIZE = {"position_table.resize": "bicubic_antialias", "position_table.resize_dtype": "float32"}
 
 POOLS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
@@ -82,6 +88,8 @@ SETTINGS = {
     "global_pool": To("pooling", POOLS),
     "architecture.global_pool": To("pooling", POOLS),
     "class_token": To("cls_token", flag),
+    "architecture.class_token": To("cls_token", flag),
+    "architecture.reg_tokens": To("registers"),
     "qk_norm": To(None, flag),
     "dynamic_img_pad": only(False),
 }
@@ -111,7 +119,7 @@ IGNORED = (
     "proj_drop_rate",
 )
 # What a model argument that is given takes the place of.
-_REPLACES = {"norm_layer": "norm_eps"}
+_REPLACES = {"norm_layer": "norm_eps", "num_reg_tokens": "reg_tokens"}
 
 
 def flattened(

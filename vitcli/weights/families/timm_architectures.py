@@ -163,13 +163,44 @@ _VISION_TRANSFORMER: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     ),
 )
 
+# Names by their number of registers, where there are any.
+_REGISTERS = {
+    1: """
+        test_vit2 test_vit4 vit_base_patch14_reg1_tipsv2 vit_betwixt_patch16_reg1_gap_256
+        vit_giant_patch14_reg1_tipsv2 vit_large_patch14_reg1_tipsv2
+        vit_little_patch16_reg1_gap_256 vit_medium_patch16_reg1_gap_256
+        vit_so150m2_patch16_reg1_gap_256 vit_so150m2_patch16_reg1_gap_384
+        vit_so150m2_patch16_reg1_gap_448 vit_so400m_patch14_reg1_tipsv2
+        vit_wee_patch16_reg1_gap_256
+    """,
+    4: """
+        vit_base_patch14_reg4_dinov2 vit_base_patch16_reg4_gap_256
+        vit_betwixt_patch16_reg4_gap_256 vit_betwixt_patch16_reg4_gap_384
+        vit_giant_patch14_reg4_dinov2 vit_large_patch14_reg4_dinov2
+        vit_little_patch16_reg4_gap_256 vit_medium_patch16_reg4_gap_256
+        vit_mediumd_patch16_reg4_gap_256 vit_mediumd_patch16_reg4_gap_384
+        vit_small_patch14_reg4_dinov2 vit_so150m_patch16_reg4_gap_256
+        vit_so150m_patch16_reg4_gap_384 vit_so150m_patch16_reg4_map_256
+    """,
+    7: """
+        vit_base_patch16_radio_v3 vit_giant_patch16_radio_v3 vit_huge_patch16_radio_v3
+        vit_large_patch16_radio_v3
+    """,
+    9: """
+        vit_huge_patch16_radio_v4 vit_so400m_patch16_radio_v4
+    """,
+}
+
 _DINOV3 = {
+    "class_token": True,
+    "reg_tokens": 4,
     "norm_eps": 1e-5,
     "rope_type": "dinov3",
     "rope_temperature": 100.0,
     "rope_layout": "half",
 }
 _REFERENCE_ROPE = {
+    "class_token": False,
     "norm_eps": 1e-6,
     "global_pool": "avg",
     "rope_type": "cat",
@@ -202,13 +233,13 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
         },
     ),
     (
-        _REFERENCE_ROPE,
+        {**_REFERENCE_ROPE, "reg_tokens": 1},
         {
             8: "vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256",
-            10: "vit_betwixt_patch16_rope_reg4_gap_256",
             12: "vit_base_patch16_rope_reg1_gap_256",
         },
     ),
+    ({**_REFERENCE_ROPE, "reg_tokens": 4}, {10: "vit_betwixt_patch16_rope_reg4_gap_256"}),
     (
         {"norm_eps": 1e-6, "global_pool": "avg"},
         {16: "eva_giant_patch14_224 eva_giant_patch14_336 eva_giant_patch14_560"},
@@ -220,8 +251,9 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
 def _by_name(
     groups: tuple[tuple[dict[str, Any], dict[int, str]], ...],
 ) -> dict[str, Mapping[str, Any]]:
+    registers = {name: count for count, names in _REGISTERS.items() for name in names.split()}
     return {
-        name: {**shared, "num_heads": heads}
+        name: {"reg_tokens": registers.get(name, 0), **shared, "num_heads": heads}
         for shared, by_heads in groups
         for heads, names in by_heads.items()
         for name in names.split()

@@ -28,7 +28,6 @@ VARIANTS = (
     timm.NO_CLASSIFIER,
     DISTILLED,
     HEADLESS_DISTILLED,
-    timm.NO_TABLE,
 )
 
 VIT = Family(
@@ -45,6 +44,7 @@ VIT = Family(
         "architecture.act_layer": To("activation", timm.ACTIVATIONS),
         "reg_tokens": To("registers"),
         "pre_norm": To("ln_pre", flag),
+        "pos_embed": To("position", {"learn": "learned", "none": "none", "": "none"}, "learned"),
         "pool_include_prefix": only(False),
         "scale_attn_norm": only(False),
         "scale_mlp_norm": only(False),
@@ -56,10 +56,13 @@ VIT = Family(
         "fc_norm",
         "final_norm",
         "fix_init",
-        "pos_embed",
         "weight_init",
     ),
-    fixed={**timm.RESIZE, "attention.qk_norm_eps": lambda told: told["norm_eps"]},
+    fixed={
+        **timm.RESIZE,
+        "patch_bias": timm.patch_bias,
+        "attention.qk_norm_eps": lambda told: told["norm_eps"],
+    },
     needs=NEEDS,
     flatten=timm.flattened(VISION_TRANSFORMERS),
     any_prefix_rows=True,
