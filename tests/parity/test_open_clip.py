@@ -13,6 +13,8 @@ from vitcli.config.load import Setting
 from vitcli.errors import VitcliError
 from vitcli.weights.load import load_weights
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -73,18 +75,26 @@ def test_the_tower_alone(tmp_path: Path) -> None:
     assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
 
 
-def test_openai_files_say_the_rest_themselves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("archive", [False, True])
+def test_openai_files_say_the_rest_themselves(archive: bool, tmp_path: Path) -> None:
     """Their scalars tell them apart; heads of 64, QuickGELU and LN(CLS) are OpenAI's code."""
     case = Case("openai-clip", {"width": 128, "head_width": 64}, {"quick_gelu": True})
     model = randomised(case.make())
-    scalars = {"input_resolution": 32, "context_length": 8, "vocab_size": 12}
-    state = model.state_dict() | {name: torch.tensor(v) for name, v in scalars.items()}
-    torch.save(state, tmp_path / "openai.pt")
+    for name, value in {"input_resolution": 32, "context_length": 8, "vocab_size": 12}.items():
+        if hasattr(model, name):
+            delattr(model, name)
+        model.register_buffer(name, torch.tensor(value))
+    pixels = images(32, 32)
+    if archive:  # as they are published
+        texts = torch.zeros(len(pixels), 8, dtype=torch.long)
+        program = torch.jit.trace(model, (pixels, texts), check_trace=False)
+        program.save(str(tmp_path / "openai.pt"))
+    else:
+        torch.save(model.state_dict(), tmp_path / "openai.pt")
     loaded = load_weights(str(tmp_path / "openai.pt"), dtype=torch.float64)
     assert loaded.report.family == case.family
     assert loaded.config.encoder.heads == 2
     assert loaded.config.preprocess.crop_size == (32, 32)
-    pixels = images(32, 32)
     with torch.no_grad():
         theirs = outputs(model, pixels)
     theirs.tokens = theirs.before_norm  # OpenAI norms CLS alone
