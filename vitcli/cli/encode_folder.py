@@ -181,8 +181,10 @@ def run_job(
     if loaded.fresh:
         note("fresh weights: the vectors describe the architecture, not the images")
     if result.skipped_files:
-        kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in result.skipped_files)
-        note(f"left out: {kinds}; --any-suffix takes every file")
+        first = result.skipped_files[:5]
+        kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in first)
+        more = " and more" if len(result.skipped_files) > len(first) else ""
+        note(f"left out: {kinds}{more}; --any-suffix takes every file")
     if result.duplicates:
         note(f"{result.duplicates:,} inputs were named more than once and have one row")
     sys.stderr.write(summary(result) + "\n")

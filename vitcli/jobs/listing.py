@@ -17,7 +17,7 @@ from PIL import Image
 from vitcli.errors import VitcliError
 from vitcli.inputs.paths import printable
 from vitcli.jobs.entries import Entry
-from vitcli.jobs.shards import members
+from vitcli.jobs.shards import count_suffix, members
 
 _MORE_SUFFIXES = {".avif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", ".svg", ".mpo"}
 _NOT_IMAGES = {".pdf", ".mpg", ".mpeg", ".h5", ".hdf", ".bufr", ".grib"}
@@ -50,7 +50,7 @@ class Listing:
     out: Path | None = None
     """The job's own folder, left out of any walk."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Files in folders without an image suffix, by suffix."""
+    """Files in folders without an image suffix, by suffix; those of rare ones as `others`."""
 
     @property
     def root(self) -> str:
@@ -133,7 +133,7 @@ class Listing:
         suffix = Path(name).suffix.lower()
         if self.any_suffix or suffix in image_suffixes() or suffix == ".tar":
             return True
-        self.skipped[suffix] += 1
+        count_suffix(self.skipped, suffix)
         return False
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from vitcli.jobs.entries import Entry
 
+_SUFFIXES = 100
+
 
 def members(
     path: str, name: str, suffixes: frozenset[str], any_suffix: bool, skipped: Counter[str]
@@ -32,6 +34,12 @@ def members(
         yield _damaged(path, name, str(error))
 
 
+def count_suffix(skipped: Counter[str], suffix: str) -> None:
+    """Count a file that is left out, in bounded memory even where each has its own suffix."""
+    known = suffix in skipped or len(skipped) < _SUFFIXES
+    skipped[suffix if known else "others"] += 1
+
+
 def _member(
     member: tarfile.TarInfo,
     path: str,
@@ -44,7 +52,7 @@ def _member(
     if member.isdir():
         return
     if not any_suffix and suffix not in suffixes:
-        skipped[suffix] += 1
+        count_suffix(skipped, suffix)
         return
     full = f"{name}/{member.name}"
     if member.isreg() and not member.issparse():
