@@ -71,7 +71,7 @@ def _values(plan: Plan, dtype: torch.dtype) -> dict[str, Tensor]:
     }
     for name, value in values.items():
         if not plan.parts[name].stands_as(dtype):
-            value.copy_(plan.parts[name].read(dtype))
+            plan.parts[name].fill(value, dtype)
     return values
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitcli.errors import VitcliError
 from vitcli.weights.family import Family, From, Variant
+from vitcli.weights.operations import joined
 from vitcli.weights.tensors import LazyTensor, Tensors
 
 
@@ -40,6 +41,18 @@ class Part:
         """The values, in `dtype` where the rule computes with them and else as they are stored."""
         stored = (t.read() for t in self.tensors if t is not None)
         return self.rule.make(*(t.to(dtype) for t in stored) if self.rule.rounds else stored)
+
+    def fill(self, out: Tensor, dtype: torch.dtype) -> None:
+        """The values into `out`; parts that are joined go there one by one, without a copy."""
+        if self.rule.make is not joined:
+            out.copy_(self.read(dtype))
+            return
+        start = 0
+        for tensor in self.tensors:
+            if tensor is not None:
+                values = tensor.read()
+                out[start : start + len(values)].copy_(values)
+                start += len(values)
 
     def stands_as(self, dtype: torch.dtype) -> bool:
         """Whether it is one stored tensor of this dtype, which needs no memory of its own."""
