@@ -27,6 +27,7 @@ def load(
     *,
     config: str | Path | None = None,
     weights: str | Path | None = None,
+    adapter: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     seed: int = 0,
     image_size: int | tuple[int, int] | None = None,
@@ -36,6 +37,7 @@ def load(
     """An encoder in eval mode, from a preset, a YAML file, dotted keys and a checkpoint.
 
     Args:
+        adapter: a run's adapter.safetensors, added into the weights.
         set: dotted config keys to values, as `--set` takes them.
         image_size: (height, width) in pixels, or the side of a square.
 
@@ -52,6 +54,7 @@ def load(
             config_file=None if config is None else Path(config),
             settings=settings,
             weights=None if weights is None else str(weights),
+            adapter=None if adapter is None else str(adapter),
             seed=seed,
             image_size=size,
             device=device,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from vitcli.build import build_encoder
 from vitcli.config.load import for_input_size, load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.core.adapters import add_adapter_state
 from vitcli.core.encoder import VisionEncoder
 from vitcli.engines.onednn import accelerate
 from vitcli.engines.runner import Runner
@@ -131,19 +134,37 @@ def load_model(request: ModelRequest) -> LoadedModel:
         preprocess = config.preprocess if report.preprocess_by else None
     if report:
         report = _finished(report, config, preprocess)
+    weights = request.weights or f"fresh (seed {request.seed})"
+    if request.adapter:
+        add_adapters(encoder, request.adapter)
+        weights += f" + {request.adapter}"
     encoder = accelerate(encoder.to(device, dtype).eval())
     return LoadedModel(
         config=config,
         encoder=encoder,
         runner=None if request.engine == "eager" else Runner(request.engine, encoder),
         known_preprocess=preprocess,
-        weights=request.weights or f"fresh (seed {request.seed})",
+        weights=weights,
         fresh=request.weights is None,
         asked_size=size,
         device=device,
         dtype=dtype,
         report=report,
     )
+
+
+def add_adapters(encoder: VisionEncoder, path: str) -> None:
+    """Add a run's adapter.safetensors into the encoder's weights.
+
+    Raises:
+        VitcliError: it cannot be read, or is of another encoder.
+    """
+    try:
+        add_adapter_state(encoder, load_file(path))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise VitcliError(
+            f"--adapter {path}: {error}", "the adapter.safetensors of a run on these weights"
+        ) from error
 
 
 def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:

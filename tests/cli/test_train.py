@@ -88,6 +88,8 @@ def test_usage_errors_are_one_line() -> None:
         (["--set", "data.train_sise=3"], "did you mean data.train_size?"),
         (["--lora", "x"], "LAYER:HEAD"),
         (["--lora", "40:0"], "no layer 40"),
+        (["--lora-rank", "2"], "--lora-rank 2: there is no adapter"),
+        (["--train-head"], "there is no adapter"),
         (["--warmup", "soon"], "train.warmup"),
         (["--warmup", "1.5"], "a whole number of steps"),
         (["--set", "encoder.head=tanh"], "training classifies 4 classes"),
@@ -113,6 +115,29 @@ def test_adapters_print_the_audit() -> None:
     assert code == 0, err
     assert "gradient audit" in out and "vit.blocks.1.attention.qkv.down" in out
     assert f"{2 * (2 * 16 + 8 * 2)} trainable" in out
+
+
+def test_an_adapter_alone_makes_the_adapted_model_of_its_base(tmp_path: Path) -> None:
+    base, lora = str(tmp_path / "base"), str(tmp_path / "lora")
+    assert invoke("train-shapes", *SETS, "--out", base)[0] == 0
+    adapt = ("--weights", base, "--lora", "1:0", "--lr", "0.1", "--out", lora)
+    code, _, err = invoke("train-shapes", *SETS, *adapt)
+    assert code == 0, err
+    small = Path(lora, "adapter.safetensors")
+    assert small.stat().st_size < Path(lora, "model.safetensors").stat().st_size / 2
+
+    def encoded(*words: str) -> list[float]:
+        code, out, err = invoke("encode", "--json", "--device", "cpu", *words)
+        assert code == 0, err
+        return [layer["patch_norm_mean"] for layer in json.loads(out)["images"][0]["layers"]]
+
+    merged = encoded("--weights", lora)
+    added = encoded("--weights", base, "--adapter", str(small))
+    plain = encoded("--weights", base)
+    assert added == pytest.approx(merged, rel=1e-6)
+    assert plain != pytest.approx(merged, rel=1e-6)
+    code, _, err = invoke("encode", "--weights", base, "--adapter", str(tmp_path / "none"))
+    assert code == 2 and "--adapter" in err.splitlines()[0]
 
 
 def test_training_on_a_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from vitcli.core.adapters import (
     adapt_heads,
     adapter_state,
     adapters,
-    load_adapter_state,
+    add_adapter_state,
     merge_adapters,
     merged_state,
 )
@@ -92,21 +92,24 @@ def test_merging_gives_the_same_outputs(images: Tensor, bias: str) -> None:
     assert torch.allclose(encoder(images).output, expected, rtol=0, atol=1e-12)
 
 
-def test_adapters_alone_load_into_another_copy_of_the_base(images: Tensor) -> None:
-    encoder, other = adapted(), adapted().double()
+def test_adapters_alone_are_added_to_another_copy_of_the_base(images: Tensor) -> None:
+    encoder, base = adapted(), tiny_encoder(head="linear", head_dim=4)
     shake(encoder)
-    load_adapter_state(other, adapter_state(encoder))
-    assert other(images).output.equal(encoder(images).output)
+    add_adapter_state(base, adapter_state(encoder))
+    assert torch.allclose(base(images).output, encoder(images).output, rtol=0, atol=1e-12)
 
 
-def test_adapters_of_another_head_or_rank_are_refused() -> None:
+def test_adapters_of_another_encoder_are_refused() -> None:
     state = adapter_state(adapted())
-    elsewhere = tiny_encoder(head="linear", head_dim=4)
-    adapt_heads(elsewhere, [(1, 1)], rank=3, alpha=6.0)
-    with pytest.raises(ValueError, match="another head"):
-        load_adapter_state(elsewhere, state)
-    with pytest.raises(ValueError, match="another head, rank"):
-        load_adapter_state(adapted(rank=2), state)
+    with pytest.raises(ValueError, match=r"has no vit\.blocks\.1\.attention\.qkv"):
+        add_adapter_state(tiny_encoder(depth=1), state)
+    with pytest.raises(ValueError, match="another width"):
+        add_adapter_state(tiny_encoder(hidden=12), state)
+    with pytest.raises(ValueError, match="not an adapter"):
+        add_adapter_state(tiny_encoder(), tiny_encoder().state_dict())
+    beyond = {key: t + 3 * D if key.endswith("rows") else t for key, t in state.items()}
+    with pytest.raises(ValueError, match="other rows"):
+        add_adapter_state(tiny_encoder(), beyond)
 
 
 def test_impossible_places_are_refused() -> None:

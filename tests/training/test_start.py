@@ -63,8 +63,9 @@ def test_adapters_keep_a_classifier_that_fits() -> None:
     assert torch.equal(kept.state_dict()["head.linear.weight"], source.head.linear.weight)
     assert not kept.head.linear.weight.requires_grad
     free = LoraConfig(heads=("1:0",), train_head=True)
-    fresh = start_encoder(config, TrainConfig(lora=free), source)
-    assert fresh.head.linear.weight.requires_grad
+    freed = start_encoder(config, TrainConfig(lora=free), source)
+    assert torch.equal(freed.head.linear.weight, source.head.linear.weight)
+    assert freed.head.linear.weight.requires_grad
 
 
 def test_a_classifier_needs_a_pooled_vector() -> None:

@@ -21,7 +21,7 @@ def remembered(request: ModelRequest) -> dict[str, Any]:
     """A request as plain JSON; files by their absolute paths."""
     plain = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     plain["settings"] = [[list(s.path), s.value, s.source] for s in request.settings]
-    for key in ("config_file", "weights"):
+    for key in ("config_file", "weights", "adapter"):
         value = plain[key]
         plain[key] = str(Path(value).resolve()) if value and Path(value).exists() else value
     return plain

@@ -133,6 +133,12 @@ class ModelOptions(SharedModelOptions):
             "--weights", metavar="SOURCE", help="Checkpoint file, directory or hub owner/name."
         ),
     ] = None
+    adapter: Annotated[
+        str | None,
+        model_option(
+            "--adapter", metavar="FILE", help="Low-rank adapters (adapter.safetensors) to add."
+        ),
+    ] = None
     registers: Annotated[
         int | None, model_option("--registers", metavar="N", help="Register tokens.")
     ] = None
@@ -140,7 +146,11 @@ class ModelOptions(SharedModelOptions):
     def to_request(self) -> ModelRequest:
         named = () if self.registers is None else (registers_setting(self.registers),)
         return self.request(
-            preset=self.preset, config_file=self.config, weights=self.weights, settings=named
+            preset=self.preset,
+            config_file=self.config,
+            weights=self.weights,
+            adapter=self.adapter,
+            settings=named,
         )
 
 

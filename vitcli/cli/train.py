@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, grouped
+from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
 from vitcli.cli.training_options import TrainOptions, one_voice
 
 
@@ -22,7 +22,7 @@ def train(
         ),
     ] = None,
     *,
-    options: TrainOptions,
+    options: Annotated[TrainOptions, Without(("adapter",))],
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a published set (data.kind) into DATA.")
     ] = False,

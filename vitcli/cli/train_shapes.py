@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, grouped
+from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
 from vitcli.cli.training_options import TrainOptions, one_voice
 
 
@@ -15,7 +15,7 @@ from vitcli.cli.training_options import TrainOptions, one_voice
 @one_voice()
 def train_shapes(
     *,
-    options: TrainOptions,
+    options: Annotated[TrainOptions, Without(("adapter",))],
     difficulty: Annotated[
         float | None,
         typer.Option("--difficulty", metavar="0..1", help="Rotation, low contrast and noise."),

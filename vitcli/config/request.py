@@ -21,6 +21,8 @@ class ModelRequest:
     config_file: Path | None = None
     settings: tuple[Setting, ...] = ()
     weights: str | None = None
+    adapter: str | None = None
+    """A file of low-rank adapters, added into the weights."""
     seed: int = 0
     image_size: tuple[int, int] | None = None
     pos_resize: str | None = None

@@ -12,7 +12,9 @@ from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.config.yaml import Document, read_yaml
+from vitcli.errors import VitcliError
 
+HEADS = ("heads",)
 Run = TypeVar("Run", ShapesRun, ImagesRun)
 
 
@@ -46,7 +48,7 @@ class TrainRequest:
         `source` is the config that belongs to the weights to start from.
 
         Raises:
-            VitcliError: as `load_config`.
+            VitcliError: as `load_config`; settings of adapters without a head to adapt.
         """
         if self.resumed_config:
             start = read_yaml(self.resumed_config)
@@ -57,4 +59,8 @@ class TrainRequest:
         else:
             start = Document("the default recipe", dict(recipe))
         preset = None if source else self.model.preset
-        return load_config(schema, preset, self.model.config_file, self.settings, start)
+        config = load_config(schema, preset, self.model.config_file, self.settings, start)
+        lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
+        if lone and not config.train.lora.heads:
+            raise VitcliError(f"{lone[0].source}: there is no adapter", "--lora LAYER:HEAD")
+        return config

@@ -6,7 +6,7 @@ D hidden, d channels of a head, r rank, K adapted (part, head) pairs of a layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class HeadAdapter(nn.Module):
 
     def merged_weight(self) -> Tensor:
         """(3D, D): the base's weight with the adapters added in."""
-        delta = self.scale * torch.einsum("kdr,krc->kdc", self.up, self.down).flatten(0, 1)
+        delta = low_rank_rows(self.down, self.up, self.scale)
         weight: Tensor = self.base.weight  # type: ignore[assignment]
         return weight.index_add(0, self.rows, delta.to(weight.dtype))
 
@@ -131,23 +131,32 @@ def adapter_state(encoder: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_adapter_state(encoder: nn.Module, state: dict[str, Tensor]) -> None:
-    """Fill adapters that stand on the same heads.
+def add_adapter_state(encoder: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Add saved adapters into the plain projections of an encoder, for example their base's.
 
     Raises:
-        ValueError: the file is of other heads, another rank or another scale.
+        ValueError: not adapters; no such layer here; one of another width.
     """
-    own = adapter_state(encoder)
-    if own.keys() != state.keys():
-        both = sorted(own.keys() ^ state.keys())
-        raise ValueError(f"adapters of other layers: {both[0]} is on one side only")
-    for key, tensor in own.items():
-        fixed = key.endswith((".rows", ".scale"))
-        if tensor.shape != state[key].shape or (fixed and not torch.equal(tensor, state[key])):
-            raise ValueError(f"{key}: another head, rank or scale")
-    for name, adapter in adapters(encoder):
-        adapter.down.copy_(state[f"{name}.down"])
-        adapter.up.copy_(state[f"{name}.up"])
+    for name in sorted({key.rpartition(".")[0] for key in state}):
+        try:
+            down, up, rows, scale = (state[f"{name}.{k}"] for k in ("down", "up", "rows", "scale"))
+        except KeyError as error:
+            raise ValueError(f"not an adapter: no tensor {error.args[0]}") from error
+        try:
+            weight = encoder.get_submodule(name).weight
+        except AttributeError as error:
+            raise ValueError(f"the encoder has no {name}") from error
+        if not isinstance(weight, Tensor) or down.ndim != 3 or down.shape[-1] != weight.shape[1]:
+            raise ValueError(f"{name}: an adapter of {tuple(down.shape)} for another width")
+        if rows.shape != (up.shape[0] * up.shape[1],) or rows.max() >= weight.shape[0]:
+            raise ValueError(f"{name}: an adapter for other rows than the encoder has")
+        change = low_rank_rows(down, up, float(scale)).to(weight)
+        weight.index_add_(0, rows.to(weight.device), change)
+
+
+def low_rank_rows(down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """scale * B A of each adapted (part, head): (K, r, D), (K, d, r) -> (K d, D)."""
+    return scale * torch.einsum("kdr,krc->kdc", up, down).flatten(0, 1)
 
 
 def merged_state(encoder: nn.Module) -> dict[str, Tensor]:

@@ -41,8 +41,7 @@ def start_encoder(
     """
     encoder = build_encoder(config, train.seed)
     if source is not None:
-        keep_head = bool(train.lora.heads) and not train.lora.train_head
-        copy_weights(source, encoder, keep_head)
+        copy_weights(source, encoder, keep_head=bool(train.lora.heads))
     if train.freeze == "encoder":
         encoder.requires_grad_(False)
         encoder.head.requires_grad_(True)
