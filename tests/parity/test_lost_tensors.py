@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from timm.models._hub import save_config_for_hf
 
-from tests.parity import open_clip_models, originals, test_torchvision, timm_models
+from tests.parity import hf, open_clip_models, originals, test_torchvision, timm_models
 from tests.parity.timm_models import Case
 from vitcli.config.load import Setting
 from vitcli.errors import VitcliError
@@ -60,6 +62,24 @@ def dinov3_file(folder: Path) -> Checkpoint:
     return saved(folder / "dinov3.pth", kept)
 
 
+def hf_directory(name: str) -> Callable[[Path], Checkpoint]:
+    def make(folder: Path) -> Checkpoint:
+        hf.CASES[name].make().save_pretrained(folder)
+        file = folder / "model.safetensors"
+        unseen = ("text_model.", "text_projection.", "logit_", "embeddings.mask_token")
+        state = {k: v for k, v in load_file(file).items() if not k.startswith(unseen[:2])}
+        must = {k: v for k, v in state.items() if not k.startswith(unseen)}
+        kept = {k: v for k, v in state.items() if k not in must}
+        write = functools.partial(_save_with, kept, file)
+        return folder, must, write, {}
+
+    return make
+
+
+def _save_with(kept: Mapping[str, Any], file: Path, less: Mapping[str, Any]) -> None:
+    save_file({**kept, **less}, file, metadata={"format": "pt"})
+
+
 def google_file(folder: Path) -> Checkpoint:
     model = Case("", "vit_base_patch16_siglip_224", {"num_classes": 0}).make()
     arrays = originals.flax(model.requires_grad_(False), 2, "old")
@@ -78,6 +98,13 @@ CHECKPOINTS = {
     "torchvision": torchvision_file,
     "DINOv3": dinov3_file,
     "Google": google_file,
+    **{
+        f"HF {name}": hf_directory(name)
+        for name in (
+            *("vit", "deit", "clip whole", "clip with projection", "siglip vision"),
+            *("dinov2 registers", "dinov3", "internvl 6B", "qwen2.5-vl"),
+        )
+    },
 }
 
 

@@ -29,6 +29,13 @@ TEXT_HALF = (
 )
 """What a whole CLIP or SigLIP model has beside its vision tower; position_ids is an old buffer."""
 
+
+def _head_of(architectures: list[str]) -> str:
+    """A file that lost its projection must not pass for a model without one."""
+    projects = {"CLIPModel", "CLIPVisionModelWithProjection"} & set(architectures)
+    return "projection" if projects else "none"
+
+
 CLIP = Family(
     name="hf-clip",
     library=LIBRARY,
@@ -53,12 +60,14 @@ CLIP = Family(
         "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="quick_gelu"),
         "intermediate_size": To("mlp_hidden"),
         "layer_norm_eps": To("norm_eps", float, default=1e-5),
+        "architectures": To("head", _head_of),
     },
     ignored=(*IGNORED, "projection_dim"),
     # The pooled vector is LN(CLS); the tokens themselves get no final norm.
     fixed={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
     variants=(
         Variant(when=("visual_projection",), settings={"head": "projection"}),
+        Variant(when=("logit_scale",), settings={"head": "projection"}),  # a whole CLIP has one
         # CLIPForImageClassification reads the mean of the patches, without a norm.
         Variant(
             when=("classifier",),
