@@ -78,8 +78,19 @@ def test_a_run_directory_goes_on_and_is_listed(tmp_path: Path) -> None:
     code, again, _ = invoke("train-shapes", "--out", out, "--resume", "--json")
     assert code == 0
     assert json.loads(again)["history"] == first["history"]
+    assert json.loads(again)["result"]["images_per_s"] is None  # there was no step left
     code, _, err = invoke("train-shapes", "--out", out, "--resume", "--lr", "0.5")
     assert code == 2 and "train.lr is 0.001 in the run, 0.5 now" in err
+
+
+def test_files_of_a_run_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    out, plain = tmp_path / "run", tmp_path / "plain"
+    plain.touch()
+    words = ("--lora", "1:0", "--set", "train.ema=0.9", "--out", str(out))
+    assert invoke("train-shapes", *SETS, *words)[0] == 0
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert "ema.safetensors" in {path.name for path in files}
+    assert {path.stat().st_mode for path in files} == {plain.stat().st_mode}
 
 
 def test_usage_errors_are_one_line() -> None:

@@ -30,28 +30,23 @@ def live() -> Iterator[Callable[[Any], None]]:
         MofNCompleteColumn,
         Progress,
         TextColumn,
-        TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    columns = (
-        TextColumn("training"),
-        BarColumn(bar_width=20),
+    columns = (  # the bar takes what the figures leave, so that all of them stand in 80 columns
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
-        TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("", total=None)
 
         def tell(report: Any) -> None:
             if "val_accuracy" in report.entry:
                 bar.console.print(f"[dim]{said(report)}[/]")
                 return
-            bar.update(
-                task, completed=report.step, total=report.steps, description=said(report, True)
-            )
+            bar.update(task, completed=report.step, total=report.steps, description=figures(report))
 
         yield tell
 
@@ -68,10 +63,19 @@ def _lines(console: Console) -> Callable[[Any], None]:
     return tell
 
 
-def said(report: Any, short: bool = False) -> str:
+def figures(report: Any) -> str:
+    """A step's figures in few columns, for beside a bar."""
+    entry = report.entry
+    return (
+        f"loss {entry['loss']:.3f} acc {entry['accuracy']:.2f} lr {entry['lr']:.1e} "
+        f"grad {entry['grad_norm']:.3g} {report.images_per_s:.0f} img/s"
+    )
+
+
+def said(report: Any) -> str:
     """One report as a line."""
     entry = report.entry
-    place = "" if short else f"step {report.step}/{report.steps}: "
+    place = f"step {report.step}/{report.steps}: "
     if "val_accuracy" in entry:
         return (
             f"{place}validation loss {entry['val_loss']:.4f}, accuracy {entry['val_accuracy']:.4f}"
@@ -91,9 +95,10 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
         f"{summary.trainable:,} trainable; {encoder['norm_placement']}-norm, "
         f"{encoder['depth']} blocks, {encoder['hidden']} hidden, init {encoder['init']}"
     )
+    speed = "" if summary.images_per_s is None else f"; {summary.images_per_s:.0f} images/s"
     yield (
         f"lr {train['lr']:g}, warm-up {train['warmup']:g}, batch {train['batch']}, "
-        f"{train['epochs']} epochs, seed {train['seed']}; {summary.images_per_s:.0f} images/s"
+        f"{train['epochs']} epochs, seed {train['seed']}{speed}"
     )
     if result.history:
         yield history_table(result.history)

@@ -55,7 +55,8 @@ class TrainSummary:
     steps: int
     bad_step: int | None
     bad_layer: str | None
-    images_per_s: float
+    images_per_s: float | None
+    """Over the steps of this process's life; None if it made none."""
     parameters: int
     trainable: int
     classes: tuple[ClassAccuracy, ...]

@@ -149,7 +149,7 @@ class Trainer:
             validation,
             self.step if bad else None,
             self._bad_layer() if bad else None,
-            self._rate(first, began),
+            self._rate(first, began) if self.step > first else None,
             self.audit_rows,
         )
 

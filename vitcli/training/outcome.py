@@ -41,5 +41,6 @@ class Outcome:
     """None if the run diverged."""
     bad_step: int | None
     bad_layer: str | None
-    images_per_s: float
+    images_per_s: float | None
+    """Of the steps made now; None if there were none, as in a run that was over already."""
     audit: tuple[AuditRow, ...]

@@ -173,6 +173,7 @@ class RunDirectory:
                         {"step": step, "optimiser": optimiser, "metrics_bytes": length}, file
                     )
                 for written in part.iterdir():
+                    as_new(written)
                     sync(written)
                 sync(part)
                 shutil.rmtree(final, ignore_errors=True)
@@ -190,6 +191,7 @@ class RunDirectory:
         part = self.path / f".{name}.part"
         try:
             save_file(plain_tensors(tensors), part, metadata={"format": "pt"})
+            as_new(part)
             sync(part)
             part.replace(self.path / name)
         except BaseException:
@@ -232,6 +234,13 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             out[prefix + key] = value
     return out
+
+
+def as_new(path: Path) -> None:
+    """The permissions of any new file; safetensors leaves its files to their owner alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def sync(path: Path) -> None:
