@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from vitcli.render.console import table
 from vitcli.results.train import HistoryRow, TrainResult, TrainSummary
@@ -34,7 +34,7 @@ def live() -> Iterator[Callable[[Any], None]]:
     )
 
     columns = (  # the bar takes what the figures leave, so that all of them stand in 80 columns
-        BarColumn(bar_width=None),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
