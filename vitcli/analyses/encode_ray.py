@@ -1,11 +1,13 @@
-"""The parts of a job on a Ray cluster: actors that hold the encoder and decode beside it."""
+"""The parts of a job by Ray Data: actors that hold the encoder and decode beside it."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import pickle
 import socket
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -22,8 +24,6 @@ from vitcli.jobs.parts import OK, Rows
 from vitcli.jobs.pool import DecodePool
 from vitcli.models import LoadedModel, load_model
 
-_DEATHS = 3
-"""Actors that may die one after the other, for each there is, before the job gives up."""
 _START = "ray start --head there, or leave out --address"
 _STORE_BYTES = 512 * 2**20
 
@@ -44,11 +44,15 @@ class PartActor:
             decode_work(model, options), workers, options.timeout_s, options.ahead(workers)
         )
 
-    def encode(self, rows: Rows, entries: list[Entry]) -> Rows:
-        """Fill the rows that are not `ok` yet."""
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Fill the rows of a part that are not `ok` yet."""
+        rows: Rows
+        entries: list[Entry]
+        rows, entries = pickle.loads(row["work"])
         pairs = zip(entries, rows.status, strict=True)
         todo = [entry for entry, status in pairs if status != OK]
-        return self.encoder.encode(rows, self.pool.decode(todo))
+        done = self.encoder.encode(rows, self.pool.decode(todo))
+        return {"part": row["part"], "rows": pickle.dumps(done)}
 
 
 def _quiet(done: int, failures: Counter[str]) -> None:
@@ -88,45 +92,34 @@ def _spread(
     parts: Sequence[tuple[int, bool]],
     options: FolderOptions,
 ) -> Iterator[tuple[int, Rows]]:
-    """Each part to an idle actor; rows come back as they are finished."""
+    """One row of a Ray dataset a part, mapped by a pool of actors; rows come as they finish."""
     there = ray.cluster_resources()
     gpu = model.device.type == "cuda"
     places = int(there.get("GPU", 0) if gpu else there.get("CPU", 1) // job.threads)
-    count = max(1, min(places, len(parts)))
     needs = {"num_gpus": 1} if gpu else {"num_cpus": min(job.threads, there.get("CPU", 1))}
     same = remembered(dataclasses.replace(request, device=model.device.type))
     told = dataclasses.replace(options, fail_fast=False)  # decided here, where rows arrive
-    digest = job.settings["weights_sha256"]
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context.max_errored_blocks = 0
+    work = [{"part": part, "work": _packed(job, part, retry)} for part, retry in parts]
+    dataset = ray.data.from_items(work, override_num_blocks=len(work)).map(
+        PartActor,
+        fn_constructor_args=(same, told, job.threads, job.settings["weights_sha256"]),
+        compute=ray.data.ActorPoolStrategy(size=max(1, min(places, len(parts)))),
+        **needs,
+    )
+    try:
+        for row in dataset.iter_rows():
+            yield row["part"], pickle.loads(row["rows"])
+    except ray.exceptions.RayError as error:
+        raise VitcliError(f"a worker failed: {_reason(error)}", exit_code=1) from error
 
-    def actor() -> Any:
-        return ray.remote(**needs)(PartActor).remote(same, told, job.threads, digest)
 
-    idle: list[Any] = []
-    todo, running, deaths = deque(parts), dict[Any, tuple[tuple[int, bool], Any]](), 0
-    while todo or running:
-        while todo and len(running) < count:
-            part, busy = todo.popleft(), idle.pop() if idle else actor()
-            entries = job.inputs.read(part[0])
-            running[busy.encode.remote(partial_rows(job, *part), entries)] = (part, busy)
-        (done, *_), _ = ray.wait(list(running), num_returns=1)
-        part, busy = running.pop(done)
-        try:
-            rows: Rows = ray.get(done)
-        except ray.exceptions.RayActorError as error:
-            deaths += 1
-            if deaths > _DEATHS * count:
-                raise VitcliError(
-                    "the cluster's workers die before they finish a part",
-                    _reason(error),
-                    exit_code=1,
-                ) from error
-            todo.appendleft(part)
-            continue
-        except ray.exceptions.RayTaskError as error:
-            raise VitcliError(f"a worker failed: {_reason(error)}", exit_code=1) from error
-        deaths = 0
-        idle.append(busy)
-        yield part[0], rows
+def _packed(job: Job, part: int, retry: bool) -> bytes:
+    """What an actor is sent of a part; Ray Data's blocks are Arrow, which has no such type."""
+    return pickle.dumps((partial_rows(job, part, retry), job.inputs.read(part)))
 
 
 def _check_reachable(address: str) -> None:
@@ -146,8 +139,10 @@ def _reason(error: Exception) -> str:
 
 def _connect(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its log files keep the rest
     try:
         import ray
+        import ray.data
     except ImportError as error:
         raise VitcliError("--cluster ray needs Ray", "pip install 'vitcli[ray]'") from error
     if address:

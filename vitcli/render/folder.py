@@ -73,7 +73,8 @@ class _Plain:
         if now - self.last >= _PLAIN_EVERY_S:
             self.last = now
             kinds = ", ".join(f"{count:,} {code}" for code, count in failures.most_common())
-            line = f"{self.title}: {done:,} of {total:,}, {facts}{f' ({kinds})' if kinds else ''}"
+            line = f"{self.title}: {done:,} of {total:,}{facts and f', {facts}'}"
+            line += f" ({kinds})" if kinds else ""
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
