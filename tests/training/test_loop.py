@@ -10,6 +10,7 @@ import torch
 from tests.training.runs import command, request, run, shell
 from vitcli.analyses import train
 from vitcli.build import build_encoder
+from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
 from vitcli.training.audit import audit
 from vitcli.training.data import ShapesSource, batch_indices
@@ -160,6 +161,28 @@ def test_a_leak_planted_in_a_run_stops_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Trainer, "_update", leaking)
     with pytest.raises(VitcliError, match=r"front_end\.projection\.weight"):
         run(train__freeze="encoder")
+
+
+@pytest.mark.parametrize("keys", [{"train__freeze": "encoder"}, {"train__lora__heads": ["1:0"]}])
+def test_a_parameter_that_was_never_frozen_is_a_leak(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    start = train.start_encoder
+
+    def leaking(*words: Any) -> VisionEncoder:
+        encoder = start(*words)
+        encoder.vit.blocks[0].get_parameter("norm1.weight").requires_grad_(True)
+        return encoder
+
+    monkeypatch.setattr(train, "start_encoder", leaking)
+    with pytest.raises(VitcliError, match=r"a gradient reaches vit\.blocks\.0\.norm1\.weight"):
+        run(**keys)
+
+
+def test_a_run_of_one_step_is_audited_too() -> None:
+    rows = run(data__train_size=8, train__lora__heads=["1:0"]).audit
+    norms = {row.name.rpartition(".")[2]: row.gradient_norm for row in rows if row.trainable}
+    assert norms["down"] == 0 and norms["up"]  # B is zero, and with it the gradient of A
 
 
 def test_a_frozen_encoder_keeps_its_weights_and_the_classifier_learns(tmp_path: Path) -> None:

@@ -69,6 +69,25 @@ def test_a_killed_run_ends_like_one_that_was_not(
     assert resumed.result.val_loss == whole.result.val_loss
 
 
+def test_killed_while_the_last_model_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole", **RICH)
+    export, calls = RunDirectory._export, []
+
+    def dying(self: RunDirectory, name: str, tensors: Any) -> None:
+        calls.append(name)
+        if len(calls) == 6:  # steps 3, 6, 9, 12, 15 and the last, 16
+            raise Killed
+        export(self, name, tensors)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunDirectory, "_export", dying)
+        run(tmp_path / "killed", **RICH)
+    run(tmp_path / "killed", resume=True, **RICH)
+    same_files(tmp_path / "whole", tmp_path / "killed")
+
+
 def test_kill_minus_nine_of_a_process(tmp_path: Path) -> None:
     """A real process, killed a moment after its first snapshot shows."""
     keys = {"data__train_size": 1600, "train__snapshot_every": 20, "train__ema": 0.9}
@@ -138,7 +157,7 @@ def test_a_full_disk_leaves_the_last_snapshot(
         run(tmp_path / "full")
     assert caught.value.exit_code == 1
     assert "No space left" in caught.value.message
-    assert "snapshot of step 6 is whole" in caught.value.message
+    assert "snapshot of step 3 is whole" in caught.value.message
     assert not list((tmp_path / "full").rglob("*.part"))
     assert run(tmp_path / "full", resume=True).history == whole.history
     same_files(tmp_path / "whole", tmp_path / "full")

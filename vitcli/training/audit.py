@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import nn
 
 from vitcli.errors import VitcliError
 from vitcli.results.train import AuditRow
 
 
-def audit(model: nn.Module, expected: set[str]) -> list[AuditRow]:
+def audit(model: nn.Module, expected: set[str], still: Collection[str] = ()) -> list[AuditRow]:
     """One row for each parameter after a backward pass; `expected` are the names to be trained.
+
+    `still` are those of them whose gradient may be zero.
 
     Raises:
         VitcliError: a gradient on a parameter that is not expected, or none (or a zero one) on
@@ -25,7 +29,11 @@ def audit(model: nn.Module, expected: set[str]) -> list[AuditRow]:
         for name, p in model.named_parameters()
     ]
     leaks = [r.name for r in rows if not r.trainable and r.gradient_norm is not None]
-    dry = [r.name for r in rows if r.trainable and not r.gradient_norm]
+    dry = [
+        r.name
+        for r in rows
+        if r.trainable and not r.gradient_norm and (r.gradient_norm is None or r.name not in still)
+    ]
     if leaks:
         raise VitcliError(
             f"gradient audit: a gradient reaches {leaks[0]}, which should be frozen"

@@ -31,6 +31,7 @@ from vitcli.training.parallel import World
 from vitcli.training.schedule import learning_rate, warmup_steps
 from vitcli.training.seeds import derived_seed, seed_device
 from vitcli.training.snapshots import RunDirectory, Snapshot
+from vitcli.training.start import trained_names
 
 VAL_BATCH = 256
 
@@ -78,7 +79,7 @@ class Trainer:
         self.steps_per_epoch = data.train_size // train.batch
         self.total = self.steps_per_epoch * train.epochs
         self.warmup = warmup_steps(train.warmup, self.total)
-        self.expected = {name for name, p in encoder.named_parameters() if p.requires_grad}
+        self.expected = trained_names(encoder, train)
         self.trainable = [p for p in encoder.parameters() if p.requires_grad]
         self.optimiser = make_optimiser(encoder, train)
         self.averaged = copy.deepcopy(encoder).requires_grad_(False) if train.ema else None
@@ -195,8 +196,9 @@ class Trainer:
         finite = loss - loss == 0 and size - size == 0
         if finite:
             # At step 0 the adapters' B is zero, and with it the gradient of A.
-            if self.audited and step > 0 and not self.audit_rows:
-                self.audit_rows = tuple(audit(self.encoder, self.expected))
+            if self.audited and not self.audit_rows and (step > 0 or self.total == 1):
+                still = {n for n in self.expected if n.endswith(".down")} if step == 0 else set()
+                self.audit_rows = tuple(audit(self.encoder, self.expected, still))
             if train.clip_grad is not None:
                 clip_grads_with_norm_(self.trainable, train.clip_grad, norm)
             self.optimiser.step()

@@ -154,12 +154,15 @@ class RunDirectory:
         exported: Mapping[str, Tensors],
         keep: int = 2,
     ) -> None:
-        """Write the snapshot of `step`, then `exported` (file name -> tensors), then drop old ones.
+        """Write `exported` (file name -> tensors), the snapshot of `step`, and drop old ones.
 
         Whenever this is interrupted, the directory holds the last snapshot or this one, whole.
         """
         part, final = self.snapshots / f".step-{step:09d}.part", self._folder(step)
         with self._writing():
+            # First, as a run whose last snapshot is there has no step left to write them after.
+            for name, tensors in exported.items():
+                self._export(name, tensors)
             shutil.rmtree(part, ignore_errors=True)
             try:
                 part.mkdir()
@@ -182,8 +185,6 @@ class RunDirectory:
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise
-            for name, tensors in exported.items():
-                self._export(name, tensors)
             for old in self._steps()[:-keep]:
                 shutil.rmtree(self._folder(old), ignore_errors=True)
 

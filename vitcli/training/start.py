@@ -8,7 +8,7 @@ from torch import Tensor
 from vitcli.build import build_encoder
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig
-from vitcli.core.adapters import adapt_heads
+from vitcli.core.adapters import adapt_heads, adapters
 from vitcli.core.encoder import VisionEncoder
 from vitcli.core.positions import LearnedPosition
 from vitcli.errors import VitcliError
@@ -54,6 +54,16 @@ def start_encoder(
             raise VitcliError(f"--lora: {error}", "LAYER:HEAD, both from 0") from error
         encoder.head.requires_grad_(lora.train_head)
     return encoder
+
+
+def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
+    """The parameters that the recipe trains, whatever their `requires_grad` says."""
+    names = {name for name, _ in encoder.named_parameters()}
+    head = {name for name in names if name.startswith("head.")}
+    if train.lora.heads:
+        added = {f"{name}.{part}" for name, _ in adapters(encoder) for part in ("down", "up")}
+        return added | head if train.lora.train_head else added
+    return head if train.freeze == "encoder" else names
 
 
 @torch.no_grad()
