@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from vitcli.build import build_encoder
 from vitcli.config.load import for_input_size, load_config
-from vitcli.config.request import ModelRequest
+from vitcli.config.request import ModelRequest, check_device
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.adapters import add_adapter_state
 from vitcli.core.encoder import VisionEncoder
@@ -19,13 +19,6 @@ from vitcli.engines.runner import Runner
 from vitcli.errors import VitcliError
 from vitcli.results.weights import LoadReport
 from vitcli.weights.load import Plan, load_weights, plan_weights
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True)
@@ -85,28 +78,24 @@ def pick_device(name: str) -> torch.device:
     Raises:
         VitcliError: no such device here.
     """
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+    check_device(name)
+    here = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
     }
     if name == "auto":
-        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
-    if not available.get(name.split(":")[0], False):
-        here = ", ".join(d for d, there in available.items() if there)
-        raise VitcliError(f"--device {name}: not available here", f"auto, {here}")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise VitcliError(
-            f"--device {name}: not a device", "auto, cpu, cuda, cuda:1, mps"
-        ) from error
+        return torch.device(next(kind for kind, count in here.items() if count))
+    kind, _, index = name.partition(":")
+    if int(index or 0) >= here[kind]:
+        there = ", ".join(kind for kind, count in here.items() if count)
+        raise VitcliError(f"--device {name}: not available here", f"auto, {there}")
+    return torch.device(name)
 
 
-def pick_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise VitcliError(f"--dtype {name}: unknown", "one of " + ", ".join(DTYPES))
-    return DTYPES[name]
+def torch_dtype(request: ModelRequest) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    return dtype
 
 
 def load_model(request: ModelRequest) -> LoadedModel:
@@ -115,7 +104,7 @@ def load_model(request: ModelRequest) -> LoadedModel:
     Raises:
         VitcliError: a bad config, source, device or dtype.
     """
-    device, dtype = pick_device(request.device), pick_dtype(request.dtype)
+    device, dtype = pick_device(request.device), torch_dtype(request)
     size, report = request.image_size, None
     preprocess: PreprocessConfig | None
     if request.weights is None:
@@ -175,7 +164,7 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
     """
     assert request.weights is not None
     plan = plan_weights(request.weights, preset=_preset(request), overrides=request.all_settings)
-    return plan, plan.report(pick_dtype(request.dtype))
+    return plan, plan.report(torch_dtype(request))
 
 
 def _preset(request: ModelRequest) -> ModelConfig | None:

@@ -151,7 +151,11 @@ def test_npy_holds_one_kind(photo: Path, tmp_path: Path) -> None:
         (["--out", "missing/x.npz"], "no folder"),
         (["--plot", "x.gif"], ".png"),
         (["--preset", "vit-b61"], "vit-b16"),
-        (["--device", "tpu"], "not available"),
+        (["--device", "tpu"], "--device tpu: unknown"),
+        (["--device", "cuda:x:"], "--device cuda:x:: unknown"),
+        (["--device", "cpu:7"], "not available"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--seed", "9" * 30], "out of range"),
         (["--dtype", "int8"], "bfloat16"),
         (["--image-size", "12x"], "384x512"),
         (["--background", "no-colour"], "no-colour"),
@@ -172,6 +176,8 @@ def test_one_bad_file_does_not_stop_the_others(photo: Path, tmp_path: Path) -> N
     result = run(bad, photo, tmp_path / "missing.png", "--json", code=1)
     answer = json.loads(result.stdout)
     assert [image["path"] for image in answer["images"]] == [str(photo)]
+    assert "fresh weights" in result.stderr
+    assert "fresh weights" not in run(bad, code=1).stderr, "no numbers, so no word about them"
     assert [image["path"] for image in answer["failed"]] == [
         str(bad),
         str(tmp_path / "missing.png"),
@@ -223,6 +229,13 @@ def test_as_a_process(photo: Path) -> None:
         ["encode", "--help"],
         ["encode", "--set", "encoder.depht=3"],
         ["encode", "--nothing"],
+        ["encode", "--set", "encoder.heads=5"],
+        ["encode", "--device", "tpu"],
+        ["encode", "--dtype", "int8"],
+        ["encode", "--tokens", "cls"],
+        ["encode", "--out", "x.csv"],
+        ["encode", "--out", "missing/x.npz"],
+        ["train-shapes", "--device", "tpu"],
         ["nothing"],
         ["--version"],
         ["encode", "--print-config"],
@@ -232,7 +245,7 @@ def test_help_and_usage_errors_import_no_torch(arguments: list[str]) -> None:
     script = (
         "import sys\n"
         "sys.argv[0] = 'vitcli'\n"
-        "from vitcli.cli import main\n"
+        "from vitcli.__main__ import main\n"
         "try:\n    main()\n"
         "finally:\n    heavy = {'torch', 'numpy', 'PIL', 'matplotlib'} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
@@ -242,6 +255,45 @@ def test_help_and_usage_errors_import_no_torch(arguments: list[str]) -> None:
     )
     assert "AssertionError" not in done.stderr, done.stderr
     assert done.returncode in (0, 2), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["encode", "--background", "no-colour"],
+        ["encode", "--out", "x.npz", "--tokens", "register"],
+        ["compare", "vit-ti16", "vit-s16", "--background", "no-colour"],
+        ["attn-entropy", "--background", "no-colour"],
+    ],
+)
+def test_other_bad_values_are_told_before_torch_is_loaded(arguments: list[str]) -> None:
+    script = "import sys\nfrom vitcli.__main__ import main\ntry:\n    main()\nfinally:\n"
+    script += "    assert 'torch' not in sys.modules\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert "AssertionError" not in done.stderr, done.stderr
+    assert done.returncode == 2, done.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'pydantic':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from vitcli.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr == "error: interrupted\n"
+
+
+def test_help_cuts_no_word_at_80_columns() -> None:
+    done = process("encode", "--help", env={**os.environ, "COLUMNS": "80"})
+    assert done.returncode == 0 and "…" not in done.stdout
 
 
 def test_ctrl_c_is_one_line_and_130() -> None:

@@ -78,10 +78,18 @@ def test_a_config_without_preset_starts_from_vit_b16(tmp_path: Path) -> None:
             "encoder:\n  position: rope2d\n  hidden: 60\n  heads: 6",
             ["mine.yaml:2", "encoder.position", "multiple of 4"],
         ),
-        ("encoder:\n  cls_token: false", ["encoder.pooling", "cls_token"]),
+        ("encoder:\n  cls_token: false", ["mine.yaml:2", "encoder.pooling", "cls_token"]),
         ("encoder:\n  patch_size: 300", ["mine.yaml:2", "encoder.patch_size", "larger"]),
         ("encoder:\n  image_size: [1, 2, 3]", ["mine.yaml:2", "encoder.image_size"]),
-        ("encoder:\n  head: linear", ["encoder.head_dim", "linear"]),
+        ("encoder:\n  head: linear", ["mine.yaml:2", "encoder.head_dim", "linear"]),
+        ("encoder:\n  heads: 5", ["mine.yaml:2", "encoder.hidden", "heads = 5"]),
+        ("preset: dinov3-s16\nencoder:\n  heads: 64", ["mine.yaml:3", "encoder.position"]),
+        ("encoder:\n  image_size: 8", ["mine.yaml:2", "encoder.patch_size", "8x8"]),
+        ("encoder:\n  attention:\n    mask: window", ["mine.yaml:3", "attention.window"]),
+        ("preprocess:\n  resize: none", ["mine.yaml:2", "preprocess.resize_size"]),
+        ("preprocess:\n  mean: [0.5, 0.5]", ["mine.yaml:2", "preprocess.mean: too few", "2"]),
+        ("encoder:\n  init_std: .inf", ["mine.yaml:2", "encoder.init_std", "finite"]),
+        ("encoder:\n  layer_scale: .nan", ["mine.yaml:2", "encoder.layer_scale", "finite"]),
         ("encoder: 3", ["mine.yaml:1", "encoder"]),
         ("preprocess:\n  std: [0.5, 0.5, 0]", ["mine.yaml:2", "preprocess.std"]),
         ("preset: 7", ["preset"]),
@@ -105,6 +113,8 @@ def test_errors_name_the_option_that_set_the_key(tmp_path: Path) -> None:
         tmp_path, "{}", "encoder.depht=3"
     )
     assert "--set depth" in complaint(tmp_path, "{}", "depth")
+    twice = complaint(tmp_path, "encoder: {heads: 6}", "encoder.heads=5", "encoder.heads=7")
+    assert "--set encoder.heads=7: encoder.hidden" in twice, "the last to speak is at fault"
     assert "encoder.depth is a value" in complaint(
         tmp_path, "encoder: {depth: 3}", "encoder.depth.x=3"
     )

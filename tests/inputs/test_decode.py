@@ -21,7 +21,8 @@ from PIL import Image, ImageFile
 
 from tests.inputs.files import png, png_chunk, save, tiff
 from vitcli.errors import VitcliError
-from vitcli.inputs.decode import FAILURE_CODES, ImageError, decode, parse_colour
+from vitcli.inputs.colour import parse_colour
+from vitcli.inputs.decode import FAILURE_CODES, ImageError, decode
 from vitcli.inputs.flatten import flatten
 from vitcli.inputs.formats import FORMATS
 from vitcli.inputs.synthetic import synthetic_image

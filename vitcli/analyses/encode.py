@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.analyses.images import Advance, Prepared, image_batches, stacked
+from vitcli.analyses.vectors import check_tokens
 from vitcli.core.encoder import EncoderOutput
 from vitcli.core.taps import Observer, layer_points, tapped
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
 from vitcli.inputs.preprocess import describe
 from vitcli.models import LoadedModel
 from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, ModelInfo
@@ -59,7 +57,7 @@ def encode(
     Raises:
         VitcliError: a kind of token that this encoder has not, or that differ in number.
     """
-    check_tokens(model, tokens)
+    check_tokens(model.config, tokens)
     failed: list[FailedImage] = []
     images: list[EncodedImage] = []
     vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
@@ -171,36 +169,6 @@ def _image(
     )
 
 
-TOKENS = ("cls", "dist", "register", "patch", "pooled", "output")
-"""Kinds of vectors: prefix tokens, patches, the pooled vector, the head's output."""
-
-
-def available_tokens(model: LoadedModel) -> list[str]:
-    """The kinds of TOKENS that this encoder has."""
-    c = model.config.encoder
-    there = {
-        "cls": c.cls_token,
-        "dist": c.dist_token,
-        "register": c.registers > 0,
-        "patch": True,
-        "pooled": c.pooling != "none",
-        "output": c.head != "none",
-    }
-    return [kind for kind in TOKENS if there[kind]]
-
-
-def check_tokens(model: LoadedModel, tokens: Sequence[str]) -> None:
-    available = available_tokens(model)
-    for kind in tokens:
-        if kind not in available:
-            raise VitcliError(
-                f"--tokens {kind}: {model.name} has none"
-                if kind in TOKENS
-                else f"--tokens {kind}: unknown kind",
-                "this encoder has " + ",".join(available),
-            )
-
-
 def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.ndarray:
     """One kind of TOKENS of each image as float32 (float64 for a float64 model).
 
@@ -229,28 +197,3 @@ def _stack(kind: str, arrays: list[np.ndarray]) -> np.ndarray:
             "--image-size N makes them equal",
         )
     return np.stack(arrays) if arrays else np.empty(0, np.float32)
-
-
-VECTOR_SUFFIXES = (".npz", ".npy", ".safetensors")
-
-
-def check_vector_file(path: Path, tokens: Sequence[str]) -> None:
-    """Refuse a file that `write_vectors` could not write, before anything is computed."""
-    if path.suffix not in VECTOR_SUFFIXES:
-        raise VitcliError(f"--out {path}: unknown suffix", "one of " + ", ".join(VECTOR_SUFFIXES))
-    if path.suffix == ".npy" and len(tokens) != 1:
-        raise VitcliError(f"--out {path}: .npy holds one array", "name one kind in --tokens")
-    if not path.parent.is_dir():
-        raise VitcliError(f"--out {path}: there is no folder {path.parent}", "make it first")
-
-
-def write_vectors(path: Path, vectors: dict[str, np.ndarray]) -> None:
-    """Arrays by name as .npz or .safetensors, a single one as .npy."""
-    with atomic_write(path) as file:
-        if path.suffix == ".npy":
-            np.save(file, next(iter(vectors.values())), allow_pickle=False)
-        elif path.suffix == ".npz":
-            np.savez(file, **vectors)  # type: ignore[arg-type]
-        else:
-            contiguous = {kind: np.ascontiguousarray(array) for kind, array in vectors.items()}
-            file.write(safetensors.numpy.save(contiguous))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitcli._version import __version__
-from vitcli.analyses.encode import available_tokens, model_info
+from vitcli.analyses.encode import model_info
 from vitcli.analyses.params import model_costs
 from vitcli.analyses.part_encoder import (
     IDENTITY,
@@ -27,6 +27,7 @@ from vitcli.analyses.part_encoder import (
     vector_width,
 )
 from vitcli.analyses.saved_model import remembered, weights_digest
+from vitcli.analyses.vectors import available_tokens
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.inputs.paths import printable
@@ -138,7 +139,7 @@ def check_kind(model: LoadedModel, options: FolderOptions) -> None:
     """Refuse what could not be written, before any image is read."""
     check_format(options.format)
     _ = model.preprocess  # an error where nothing tells how pixels are prepared
-    there = [kind for kind in VECTORS if kind in available_tokens(model)]
+    there = [kind for kind in VECTORS if kind in available_tokens(model.config.encoder)]
     if options.kind not in there:
         raise VitcliError(
             f"{options.kind}: {model.name} does not give one such vector an image",

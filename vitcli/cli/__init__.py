@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from vitcli.cli import (
     train_shapes,
     weights,
 )
-from vitcli.cli.boundary import INTERRUPTED, Boundary, complain
+from vitcli.cli.boundary import Boundary
 
 app = typer.Typer(
     cls=Boundary,
@@ -49,8 +48,8 @@ def _root(
 ) -> None:
     """Questions about Vision Transformer encoders, one command each.
 
-    Every command takes a preset, a YAML config or a published checkpoint, and answers as a table,
-    as JSON (--json) or as a picture (--plot).
+    Every command takes a preset, a YAML config or a published checkpoint, and
+    answers as a table, as JSON (--json) or as a picture (--plot).
     """
 
 
@@ -68,12 +67,3 @@ app.command("sweep")(sweep.sweep)
 app.command("presets")(presets.presets)
 app.command("families")(weights.families)
 app.command("convert")(weights.convert)
-
-
-def main() -> None:
-    """The `vitcli` program."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(INTERRUPTED)

@@ -77,10 +77,11 @@ def attn_entropy(
 
     \b
     Examples:
-      vitcli attn-entropy photo.jpg --weights facebook/dinov2-small --overlay maps.png
-      vitcli attn-entropy *.jpg --preset vit-b16 --registers 0,4 --plot entropy.png
+      vitcli attn-entropy photo.jpg --weights runs/a --overlay maps.png
+      vitcli attn-entropy *.jpg --registers 0,4 --plot entropy.png
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
     """
+    from vitcli.inputs.colour import parse_colour
     from vitcli.render.console import answer, answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file, save_figure
 
@@ -97,16 +98,15 @@ def attn_entropy(
     for request in requests:
         if request.weights is None:
             request.fresh_config()  # a bad config is told before torch is loaded
+    colour = parse_colour(background)
 
     with status("loading torch"):
         from vitcli.analyses import attn_entropy as analysis
         from vitcli.analyses.overlay import OverlayCollector
-        from vitcli.inputs.decode import parse_colour
         from vitcli.models import load_model
 
     maps = OverlayCollector(query, layers, fuse or "mean", rollout)
     cut = analysis.OutlierCut.parse(outlier_cut)
-    colour = parse_colour(background)
 
     def load() -> Iterator[LoadedModel]:
         for request in requests:

@@ -69,6 +69,7 @@ def compare(
       vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
       vitcli compare A B images/*.jpg --plot cka.png
     """
+    from vitcli.inputs.colour import parse_colour
     from vitcli.render.console import answer, answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file, save_figure
 
@@ -79,10 +80,10 @@ def compare(
     for request in requests:
         if request.weights is None:
             request.fresh_config()  # a bad config is told before torch is loaded
+    colour = parse_colour(background)
 
     with status("loading torch and the encoders"):
         from vitcli.analyses.compare import compare as analysis
-        from vitcli.inputs.decode import parse_colour
         from vitcli.models import load_model
 
         loaded = [load_model(request) for request in requests]
@@ -96,7 +97,7 @@ def compare(
             images or [],
             examples=examples,
             tolerance=tolerance,
-            background=parse_colour(background),
+            background=colour,
             advance=advance,
         )
     if any(one.fresh for one in loaded):

@@ -43,8 +43,8 @@ def encode(
         typer.Option(
             "--tokens",
             metavar="KINDS",
-            help="What --out holds: cls,dist,register,patch,pooled,output. Default: pooled, or "
-            "patch without pooling.",
+            help="What --out holds, with commas: cls, dist, register, patch, pooled, output. "
+            "Default: pooled, or patch without pooling.",
         ),
     ] = None,
     engine: EngineOption = "eager",
@@ -89,6 +89,7 @@ def encode(
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
       vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
     """
+    from vitcli.analyses.vectors import check_tokens, check_vector_file, write_vectors
     from vitcli.render.console import answer, answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file, save_figure
 
@@ -109,23 +110,28 @@ def encode(
             f"--map looks inside the encoder, which --engine {engine} has fused",
             "--engine eager",
         )
+    if tokens and not out:
+        raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
+    kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []
+    if out and not many:
+        check_vector_file(Path(out), kinds)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     if print_config and request.weights is None:
         from vitcli.config.load import config_yaml
 
         return answer_text(config_yaml(request.fresh_config()))
-    if request.weights is None:
-        request.fresh_config()  # a bad config is told before torch is loaded
+    if request.weights is None:  # a bad config is told before torch is loaded
+        check_tokens(request.fresh_config(), [] if many else kinds)
+    from vitcli.inputs.colour import parse_colour
+
+    colour = parse_colour(background)
     if many and not print_config:
         assert out is not None
-        return run_job(
-            request, images or [], out, job, tokens=tokens, background=background, json=json
-        )
+        return run_job(request, images or [], out, job, tokens=tokens, background=colour, json=json)
 
     with status("loading torch and the encoder"):
         from vitcli.analyses import encode as analysis
         from vitcli.analyses.feature_pictures import FeatureCollector
-        from vitcli.inputs.decode import parse_colour
         from vitcli.models import load_model
 
         loaded = load_model(request)
@@ -136,30 +142,24 @@ def encode(
 
         return answer_text(config_yaml(loaded.config))
 
-    kinds: list[str] = []
-    if out:
-        default = "pooled" if loaded.config.encoder.pooling != "none" else "patch"
-        kinds = [kind.strip() for kind in (tokens or default).split(",")]
-        analysis.check_vector_file(Path(out), kinds)
-    elif tokens:
-        raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
-
+    if out and not kinds:
+        kinds = ["pooled" if loaded.config.encoder.pooling != "none" else "patch"]
     features = FeatureCollector(-1 if layer is None else layer, map_query)
     with progress("encoding") as advance:
         result, vectors = analysis.encode(
             loaded,
             images or [],
             kinds,
-            parse_colour(background),
+            colour,
             advance,
             features if map_file else analysis.nothing_around,
         )
-    if loaded.fresh:
+    if loaded.fresh and result.images:
         note("fresh weights: the numbers describe the architecture, not the image")
     for failure in result.failed:
         warn(failure.error)
     if out and result.images:
-        analysis.write_vectors(Path(out), vectors)
+        write_vectors(Path(out), vectors)
         note(f"wrote {', '.join(kinds)} of {len(result.images)} images to {out}")
     if map_file and result.images:
         from vitcli.render.feature_maps import figure as feature_figure

@@ -96,9 +96,8 @@ class JobOptions:
         if self.address and not self.cluster:
             raise VitcliError("--address is that of a cluster", "add --cluster ray")
 
-    def to_options(self, kind: str | None, background: str) -> FolderOptions:
+    def to_options(self, kind: str | None, background: tuple[int, int, int]) -> FolderOptions:
         from vitcli.analyses.part_encoder import FolderOptions
-        from vitcli.inputs.decode import parse_colour
         from vitcli.jobs.job import parse_shard
 
         if self.vector_dtype not in (None, "float32", "float16"):
@@ -119,7 +118,7 @@ class JobOptions:
         return FolderOptions(
             **{key: value for key, value in chosen.items() if value is not None},
             norms=self.norms,
-            background=parse_colour(background),
+            background=background,
             retry_failed=self.retry_failed,
             fail_fast=self.fail_fast,
         )

@@ -25,14 +25,11 @@ def params(
     Arithmetic on the config: nothing is built. --image-size changes what is read,
     and keeps the position table; --set encoder.image_size=384 makes a new table.
 
+    \b
     Examples:
-
       vitcli params --preset vit-b16
-
       vitcli params --preset clip-l14 --preset dinov2-l14 --image-size 224
-
       vitcli params --config mine.yaml --set encoder.depth=24 --json
-
       vitcli params --weights facebook/dinov2-small
     """
     from vitcli.analyses.params import params as analysis

@@ -17,10 +17,9 @@ def presets(
 ) -> None:
     """The encoders that --preset knows.
 
+    \b
     Examples:
-
       vitcli presets
-
       vitcli presets siglip
     """
     from vitcli.analyses.presets import presets as analysis

@@ -110,12 +110,10 @@ def sweep(
     Run it again and it does what is missing. Several processes and machines may run the same sweep.
     Trials run this vitcli, or the program that VITCLI_SWEEP_PROGRAM names: "srun -n1 vitcli".
 
+    \b
     Examples:
-
       vitcli sweep experiments/norm-warmup-init.yaml --out runs/norm --jobs 2
-
       vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
-
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
     from vitcli.render.console import answer, answer_text, note, warn

@@ -30,8 +30,8 @@ def train_shapes(
 ) -> None:
     """Does it train? Synthetic shapes, with either norm placement, with or without warm-up.
 
-    A small encoder learns to tell circles, squares, triangles and crosses, drawn on the fly. Then
-    the command says whether it learned, stalled near chance or diverged.
+    A small encoder learns to tell circles, squares, triangles and crosses, drawn
+    on the fly. Then the command says whether it learned, stalled or diverged.
 
     \b
     Examples:

@@ -20,10 +20,9 @@ def families(
 ) -> None:
     """The checkpoint families that --weights reads, and how each was verified.
 
+    \b
     Examples:
-
       vitcli families
-
       vitcli families timm --json
     """
     from vitcli.analyses.weights import families as analysis
@@ -63,10 +62,9 @@ def convert(
 
     The directory is whole when it appears, loads back bit for bit, and loads without a copy.
 
+    \b
     Examples:
-
       vitcli convert facebook/dinov2-small dinov2
-
       vitcli convert ViT-B-16.pt clip --preset clip-b16
     """
     from vitcli.render.console import answer, answer_text, note, status

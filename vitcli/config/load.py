@@ -65,17 +65,26 @@ def preset_layers(name: str) -> list[Document]:
 
 @dataclass
 class Layers:
-    """Values merged so far, and the last source that gave each dotted key."""
+    """Values merged so far, and the last source and layer that gave each dotted key."""
 
     data: dict[str, Any] = field(default_factory=dict)
     sources: dict[KeyPath, str] = field(default_factory=dict)
+    layers: dict[KeyPath, int] = field(default_factory=dict)
+    count: int = 0
 
     def add(self, document: Document) -> None:
+        """A layer of many values."""
+        self.count += 1
         for path, value in _leaves(document.data):
             line = document.lines.get(path)
-            self.set(Setting(path, value, document.source + (f":{line}" if line else "")))
+            self._put(Setting(path, value, document.source + (f":{line}" if line else "")))
 
     def set(self, setting: Setting) -> None:
+        """A layer of one value, or of the values of one section."""
+        self.count += 1
+        self._put(setting)
+
+    def _put(self, setting: Setting) -> None:
         for path, value in _leaves(setting.value, setting.path):
             node = self.data
             for depth, key in enumerate(path[:-1], start=1):
@@ -88,15 +97,17 @@ class Layers:
                     )
                 node = child
             node[path[-1]] = value
-            self.sources[path] = setting.source
+            self.sources[path], self.layers[path] = setting.source, self.count
 
-    def source(self, path: KeyPath) -> str:
-        """Who gave this key, or the closest key above or below it."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.sources:
-                return self.sources[path[:end]]
-        below = [s for p, s in self.sources.items() if p[: len(path)] == path]
-        return below[-1] if below else "config"
+    def source(self, *paths: KeyPath) -> str:
+        """Who gave one of these keys, or one above or below it: the last layer, the first key."""
+        about = [
+            (self.layers[given], -index, source)
+            for given, source in self.sources.items()
+            for index, path in enumerate(paths)
+            if given[: len(path)] == path[: len(given)]
+        ]
+        return max(about)[-1] if about else "config"
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -187,16 +198,21 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     if problem["type"] == "extra_forbidden":
         source, dotted = layers.source(path), ".".join(path)
         return VitcliError(f"{source}: {dotted}: unknown key", nearest(dotted, known_keys(schema)))
-    if problem["type"] == "value_error":  # our own checks begin with the key they are about
-        key, _, text = str(problem["ctx"]["error"]).partition(": ")
-        path = (*path, *key.split("."))
-        return VitcliError(f"{layers.source(path)}: {'.'.join(path)}: {text}", "change either key")
+    if problem["type"] == "value_error":  # our own checks begin with the keys they are about
+        named, _, text = str(problem["ctx"]["error"]).partition(": ")
+        paths = [(*path, *key.split(".")) for key in named.split(", ")]
+        return VitcliError(
+            f"{layers.source(*paths)}: {'.'.join(paths[0])}: {text}",
+            "change either key" if len(paths) > 1 else "correct the value",
+        )
     keys = set(known_keys(schema))
     while path and ".".join(path) not in keys and len(path) > 1:
         path = path[:-1]  # positions inside a list are not keys
     value = problem["input"]
     shown = f", got {value!r}" if isinstance(value, str | int | float | bool | None) else ""
     text = problem["msg"][0].lower() + problem["msg"][1:]
+    if problem["type"] == "missing":  # no key is required, so this is of a list
+        text = f"too few values, there are {problem['loc'][-1]}"
     return VitcliError(
         f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", "correct the value"
     )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitcli.config.load import Setting, for_input_size, load_config
 from vitcli.config.schema import ModelConfig
+from vitcli.errors import VitcliError
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def check_device(name: str) -> None:
+    """Refuse what is no device anywhere; `vitcli.models.pick_device` knows what is here."""
+    if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name):
+        raise VitcliError(f"--device {name}: unknown", "auto, cpu, cuda, cuda:1 or mps")
 
 
 @dataclass(frozen=True)
@@ -15,6 +25,9 @@ class ModelRequest:
 
     `weights` is a file, a directory or a hub id; without it the weights are fresh, drawn from
     `seed`. `image_size` is (height, width) in pixels, `pos_resize` a `position_table.resize` rule.
+
+    Raises:
+        VitcliError: an unknown device or dtype, a seed out of range.
     """
 
     preset: str | None = None
@@ -30,6 +43,13 @@ class ModelRequest:
     dtype: str = "float32"
     engine: str = "eager"
     """One of `vitcli.engines.ENGINES`: what runs the forward passes of `vitcli encode`."""
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        if self.dtype not in DTYPES:
+            raise VitcliError(f"--dtype {self.dtype}: unknown", "one of " + ", ".join(DTYPES))
+        if not 0 <= self.seed < 2**63:
+            raise VitcliError(f"--seed {self.seed}: out of range", "a number from 0 to 2^63 - 1")
 
     @property
     def all_settings(self) -> tuple[Setting, ...]:

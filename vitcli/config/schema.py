@@ -81,7 +81,7 @@ Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Section(BaseModel):
     """A block of keys: unknown keys and wrong types are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class TableConfig(Section):
@@ -202,93 +202,92 @@ class EncoderConfig(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        for key, wrong in self._contradictions():
-            if wrong:
-                raise ValueError(f"{key}: {wrong}")
+        for keys, wrong in self._contradictions():
+            raise ValueError(f"{keys}: {wrong}")
         return self
 
     def _contradictions(self) -> list[tuple[str, str]]:
-        """(key, what is wrong with it or nothing), in the order a reader would meet them."""
+        """(keys, what is wrong with the first of them), in the order a reader would meet them."""
         height, width = self.image_size
         attention = self.attention
         patches = self.grid[0] * self.grid[1]
         checks: list[tuple[str, bool, str]] = [
             (
-                "hidden",
+                "hidden, heads",
                 self.hidden % self.heads != 0,
                 f"{self.hidden} is not divisible by heads = {self.heads}",
             ),
             (
-                "patch_size",
+                "patch_size, image_size",
                 patches == 0,
                 f"a patch of {self.patch_size} px is larger than the {height}x{width} image",
             ),
             (
-                "position",
+                "position, hidden, heads",
                 self.position == "rope2d" and self.head_width % 4 != 0,
                 f"rope2d needs hidden / heads = {self.head_width} to be a multiple of 4",
             ),
             (
-                "rope.periods",
+                "rope.periods, position, hidden, heads",
                 self.position == "rope2d"
                 and self.rope.periods is not None
                 and len(self.rope.periods) != self.head_width // 4,
                 f"hidden / heads = {self.head_width} needs {self.head_width // 4} of them",
             ),
             (
-                "position",
+                "position, hidden",
                 self.position == "sincos2d" and self.hidden % 4 != 0,
                 f"sincos2d needs hidden = {self.hidden} to be a multiple of 4",
             ),
             (
-                "position_table.prefix_rows",
+                "position_table.prefix_rows, cls_token, dist_token, registers",
                 self.table_prefix_rows > self.prefix_tokens,
                 f"{self.table_prefix_rows} rows for {self.prefix_tokens} prefix tokens",
             ),
             (
-                "pooling",
+                "pooling, cls_token",
                 self.pooling in ("cls", "cls+mean") and not self.cls_token,
                 f"{self.pooling} needs cls_token: true",
             ),
             (
-                "pool_norm",
+                "pool_norm, pooling",
                 self.pool_norm and self.pooling == "none",
                 "there is no pooled vector to normalise when pooling is none",
             ),
             (
-                "head",
+                "head, pooling",
                 self.head in ("linear", "tanh", "tanh_linear", "projection")
                 and self.pooling == "none",
                 f"{self.head} needs a pooled vector, but pooling is none",
             ),
             (
-                "head",
+                "head, cls_token, dist_token",
                 self.head == "distilled" and not (self.cls_token and self.dist_token),
                 "distilled needs cls_token: true and dist_token: true",
             ),
             (
-                "head",
+                "head, image_size, patch_size",
                 self.head == "merger" and any(side % 2 for side in self.grid),
                 f"merger joins 2x2 patches, but the grid is {self.grid[0]}x{self.grid[1]}",
             ),
             (
-                "head_dim",
+                "head_dim, head",
                 self.head in ("linear", "tanh_linear", "projection", "distilled", "merger")
                 and self.head_dim is None,
                 f"head: {self.head} needs head_dim, the width of its output",
             ),
             (
-                "head_dim",
+                "head_dim, head",
                 self.head in ("none", "tanh") and self.head_dim is not None,
                 f"head: {self.head} has no width to choose",
             ),
             (
-                "attention.window",
+                "attention.window, attention.mask",
                 (attention.mask == "window") != (attention.window is not None),
                 "mask: window and the window's side go together",
             ),
             (
-                "attention.full_blocks",
+                "attention.full_blocks, attention.mask, depth",
                 bool(attention.full_blocks)
                 and (
                     attention.mask != "window"
@@ -297,7 +296,7 @@ class EncoderConfig(Section):
                 f"blocks 0 to {self.depth - 1} that leave the window, with mask: window only",
             ),
         ]
-        return [(key, text) for key, wrong, text in checks if wrong]
+        return [(keys, text) for keys, wrong, text in checks if wrong]
 
 
 class PreprocessConfig(Section):
@@ -329,13 +328,13 @@ class PreprocessConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.resize in ("shortest", "squash") and self.resize_size is None:
-            raise ValueError(f"resize_size: resize: {self.resize} needs it")
+            raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
         if self.resize in ("none", "smart") and self.resize_size is not None:
-            raise ValueError(f"resize_size: resize: {self.resize} takes none; write null")
+            raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
         if any(s <= 0 for s in self.std):
             raise ValueError("std: each must be above zero")
         if self.min_pixels > self.max_pixels:
-            raise ValueError("min_pixels: larger than max_pixels")
+            raise ValueError("min_pixels, max_pixels: larger than max_pixels")
         return self
 
 

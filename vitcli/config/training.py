@@ -91,7 +91,7 @@ class ImagesData(Section):
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise ValueError("crop_ratio: two rising numbers above 0")
         if self.crop_scale and self.pad_crop:
-            raise ValueError("pad_crop: needs crop_scale: null")
+            raise ValueError("pad_crop, crop_scale: needs crop_scale: null")
         return self
 
 
@@ -178,9 +178,11 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.lora.heads and self.freeze != "none":
-            raise ValueError("freeze: adapters freeze the encoder already; write none")
+            raise ValueError("freeze, lora.heads: adapters freeze the encoder already; write none")
         if self.batch % self.accumulate:
-            raise ValueError(f"accumulate: {self.accumulate} does not divide batch {self.batch}")
+            raise ValueError(
+                f"accumulate, batch: {self.accumulate} does not divide batch {self.batch}"
+            )
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ValueError("warmup: a fraction below 1, or a whole number of steps")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.config.load import Setting, load_config
-from vitcli.config.request import ModelRequest
+from vitcli.config.request import ModelRequest, check_device
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.config.yaml import Document, read_yaml
@@ -30,6 +30,9 @@ class TrainRequest:
     device: str = "auto"
     out: Path | None = None
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
 
     @property
     def resumed_config(self) -> Path | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, get_args
 
-from PIL import ExifTags, Image, ImageColor, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vitcli.errors import VitcliError
 from vitcli.inputs.flatten import align_transparency, flatten
@@ -108,22 +108,6 @@ def decode(
             f"both sides must be at least {max(1, min_side)} px",
         )
     return decoded
-
-
-def parse_colour(text: str) -> tuple[int, int, int]:
-    """Red, green, blue from a name (`white`), `#rrggbb`, `rgb(0, 0, 0)` or three numbers `0,0,0`.
-
-    Raises VitcliError for anything else, transparency included.
-    """
-    numbers = text.count(",") == 2 and "(" not in text
-    with contextlib.suppress(ValueError):
-        colour = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
-        if len(colour) == 3 and all(0 <= channel <= 255 for channel in colour):
-            return colour
-    raise VitcliError(
-        f"{printable(text)} is not a colour",
-        "write a name, #rrggbb, or three numbers such as 255,255,255",
-    )
 
 
 def _open(source: str | os.PathLike[str] | bytes, label: str) -> IO[bytes]:

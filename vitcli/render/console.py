@@ -18,7 +18,7 @@ Advance = Callable[[int, int], None]
 def stream(stderr: bool = False) -> Console:
     """A console as wide as its terminal; into a pipe nothing is wrapped or cut."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal else 10_000)
+    return Console(stderr=stderr, highlight=False, emoji=False, width=None if terminal else 10_000)
 
 
 def answer_width() -> int:

@@ -23,7 +23,7 @@ Watch = Callable[[int, int, "Counter[str]"], None]
 @contextmanager
 def watch_job(title: str) -> Iterator[Watch]:
     """Rate, time left and failures on stderr: a bar on a terminal, lines in a pipe."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
         yield _Plain(title)
         return

@@ -21,7 +21,7 @@ ROWS = 10
 @contextmanager
 def live() -> Iterator[Callable[[Any], None]]:
     """A bar on a terminal; elsewhere a line now and then. Gives what to tell of each report."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
         yield _lines(console)
         return
