@@ -65,11 +65,10 @@ def preset_layers(name: str) -> list[Document]:
 
 @dataclass
 class Layers:
-    """Values merged so far, and the last source and layer that gave each dotted key."""
+    """Values merged so far, and which layer, from 1, and what in it gave each dotted key."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    sources: dict[KeyPath, str] = field(default_factory=dict)
-    layers: dict[KeyPath, int] = field(default_factory=dict)
+    sources: dict[KeyPath, tuple[int, str]] = field(default_factory=dict)
     count: int = 0
 
     def add(self, document: Document) -> None:
@@ -97,13 +96,16 @@ class Layers:
                     )
                 node = child
             node[path[-1]] = value
-            self.sources[path], self.layers[path] = setting.source, self.count
+            self.sources[path] = (self.count, setting.source)
 
     def source(self, *paths: KeyPath) -> str:
-        """Who gave one of these keys, or one above or below it: the last layer, the first key."""
+        """Who gave one of these keys, or one above or below it.
+
+        That is the last layer that did; in it the closest key, and the first of `paths`.
+        """
         about = [
-            (self.layers[given], -index, source)
-            for given, source in self.sources.items()
+            (layer, -abs(len(given) - len(path)), -index, source)
+            for given, (layer, source) in self.sources.items()
             for index, path in enumerate(paths)
             if given[: len(path)] == path[: len(given)]
         ]

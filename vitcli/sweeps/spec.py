@@ -141,7 +141,7 @@ def read_sweep(document: Document, commands: Mapping[str, Command] | None = None
     layers = Layers()
     layers.add(document)
     for path, line in document.lines.items():  # sections, beside the values in them
-        layers.sources.setdefault(path, f"{document.source}:{line}")
+        layers.sources.setdefault(path, (layers.count, f"{document.source}:{line}"))
     section = validate(SweepSection, layers)
     return _Reader(document, section, commands).sweep()
 
