@@ -80,6 +80,7 @@ def test_figure_and_trace(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--trace", "trace.json"], "a trace is a .json.gz file"),
+        (["--trace", "a.json.gz", "--engine", "onnx"], "sees nothing of ONNX Runtime"),
         (["--plot", "shares.txt"], "cannot draw this format"),
         (["--engine", "turbo"], "--engine turbo: unknown"),
         (["--batch", "0"], "equal to 1"),

@@ -28,7 +28,7 @@ class ProfileSettings:
         """Refuse settings that cannot be.
 
         Raises:
-            VitcliError: an unknown name, a value given twice, engines that cannot train.
+            VitcliError: an unknown name, a value given twice, engines that cannot train or trace.
         """
         for option, values in (("--batch", self.batches), ("--engine", self.engines)):
             for value in values:
@@ -46,4 +46,8 @@ class ProfileSettings:
             raise VitcliError(
                 "--backward needs gradients, which compiled and exported graphs drop",
                 "--engine eager",
+            )
+        if self.trace and self.engines == ("onnx",):
+            raise VitcliError(
+                "--trace: torch's profiler sees nothing of ONNX Runtime", "add --engine eager"
             )
