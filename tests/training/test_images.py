@@ -163,3 +163,13 @@ def test_two_colours_are_learned_and_every_class_is_reported(tmp_path: Path) -> 
     assert result.verdict == "learned" and result.val_accuracy == 1.0
     assert [(row.name, row.accuracy) for row in result.classes] == [("blue", 1.0), ("red", 1.0)]
     assert sum(row.images for row in result.classes) == 36
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_one_line_from_any_process(tmp_path: Path, workers: int) -> None:
+    (folder(tmp_path) / "red" / "3.png").write_bytes(b"not an image")
+    images = source(tmp_path, PLAIN.model_copy(update={"workers": workers, "val_fraction": 0.5}))
+    with pytest.raises(VitcliError, match=r"^\S*red.3\.png: not an image") as caught:
+        list(images.train_batches([(0, range(12))]))
+        list(images.val_batches([range(12)]))
+    assert caught.value.hint and "Traceback" not in caught.value.message

@@ -136,7 +136,7 @@ class TrainConfig(Section):
     batch: PositiveInt = 32
     """Images of one optimiser step, over all processes and micro-batches."""
     accumulate: PositiveInt = 1
-    """Micro-batches that a step is split into."""
+    """Micro-batches that a step is split into; as over processes, dropout draws other masks."""
 
     lr: PositiveFloat = 1e-3
     warmup: float | int = Field(default=0, ge=0)

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import ImagesData
-from vitcli.inputs.decode import decode
+from vitcli.errors import VitcliError
+from vitcli.inputs.decode import ImageError, decode
 from vitcli.inputs.preprocess import preprocess
 from vitcli.training.data import Batch, Indices, channels
 from vitcli.training.datasets import Items, Part, find_sets, torchvision
@@ -52,15 +53,20 @@ class ImagesSource:
 
     def _loader(self, images: Prepared, wanted: Iterable[list[tuple[int, int]]]) -> Iterator[Batch]:
         workers = self.data.workers
-        return iter(
-            DataLoader(
-                images,
-                batch_sampler=wanted,
-                num_workers=workers,
-                pin_memory=torch.cuda.is_available(),
-                worker_init_fn=one_thread if workers else None,
-            )
+        loader = DataLoader(
+            images,
+            batch_sampler=wanted,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=one_thread if workers else None,
+            collate_fn=stacked_or_wrong,
         )
+        for batch in loader:
+            if isinstance(batch, Unreadable):
+                raise VitcliError(
+                    str(batch), "repair it, or leave it out and start again", exit_code=1
+                )
+            yield batch
 
     def train_batches(self, wanted: Iterable[tuple[int, Indices]]) -> Iterator[Batch]:
         return self._loader(
@@ -75,11 +81,22 @@ def one_thread(worker: int) -> None:
     torch.set_num_threads(1)
 
 
+class Unreadable(str):
+    """What is wrong with an image: workers hand it over, as errors do not cross processes whole."""
+
+
+def stacked_or_wrong(items: list[Any]) -> Any:
+    """A batch, or the first thing that is wrong with it."""
+    return next((item for item in items if isinstance(item, Unreadable)), None) or default_collate(
+        items
+    )
+
+
 class Places(list[list[tuple[int, int]]]):
     """Batches of (epoch, index), as a DataLoader's batch sampler."""
 
 
-class Prepared(Dataset[tuple[Tensor, int]]):
+class Prepared(Dataset[tuple[Tensor, int] | Unreadable]):
     """Image (epoch, index), augmented from a seed of its own: the same in any worker."""
 
     def __init__(
@@ -89,11 +106,14 @@ class Prepared(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.seed = seed
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int]:
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int] | Unreadable:
         epoch, index = place
         image, label = self.items[index]
         if not isinstance(image, Image.Image):
-            image = decode(image).image
+            try:
+                image = decode(image).image
+            except ImageError as error:
+                return Unreadable(error.message)
         if self.seed is not None:
             seed_cpu(derived_seed(self.seed, "augment", epoch, index))
         return self.transform(image.convert("RGB")), label
