@@ -52,6 +52,15 @@ class LoadedModel:
             )
         return self.known_preprocess
 
+    def check_reads_images(self) -> None:
+        """Raises VitcliError for an encoder of other input than decoded images, which are RGB."""
+        channels = self.config.encoder.channels
+        if channels != 3:
+            raise VitcliError(
+                f"{self.name} reads {channels} channels, and images have 3",
+                "--set encoder.channels=3",
+            )
+
     @property
     def input_size(self) -> tuple[int, int]:
         """(height, width) of what the encoder reads; its native size where it follows the image."""

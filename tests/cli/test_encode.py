@@ -170,6 +170,13 @@ def test_bad_usage_is_exit_code_2_and_one_reason(arguments: list[str], said: str
     assert not Path("x.npz").exists()
 
 
+@pytest.mark.parametrize("job", [False, True])
+def test_images_are_rgb(photo: Path, tmp_path: Path, job: bool) -> None:
+    to = ["--out", tmp_path / "vectors"] if job else []
+    result = run(photo, "--set=encoder.channels=1", *to, code=2)
+    assert "reads 1 channels, and images have 3" in result.stderr
+
+
 def test_one_bad_file_does_not_stop_the_others(photo: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"not an image")

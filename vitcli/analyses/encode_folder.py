@@ -138,6 +138,7 @@ def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
 def check_kind(model: LoadedModel, options: FolderOptions) -> None:
     """Refuse what could not be written, before any image is read."""
     check_format(options.format)
+    model.check_reads_images()
     _ = model.preprocess  # an error where nothing tells how pixels are prepared
     there = [kind for kind in VECTORS if kind in available_tokens(model.config.encoder)]
     if options.kind not in there:

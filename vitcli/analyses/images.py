@@ -43,7 +43,11 @@ def image_batches(
     """Images in order, up to `size` neighbours of equal shape at a time.
 
     Without paths it is the built-in synthetic image. One that cannot be read goes to `failed`.
+
+    Raises:
+        VitcliError: an encoder that does not read RGB, or whose preprocessing nothing tells.
     """
+    model.check_reads_images()
     prepared = _prepare(model, [*paths] or [None], background, failed)
     for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
         batch: list[Prepared] = []
