@@ -177,6 +177,11 @@ def test_images_are_rgb(photo: Path, tmp_path: Path, job: bool) -> None:
     assert "reads 1 channels, and images have 3" in result.stderr
 
 
+def test_an_encoder_larger_than_memory_is_one_line() -> None:
+    result = run("--set=encoder.hidden=12000000", "--set=encoder.depth=1", code=1)
+    assert result.stderr == "error: out of memory\n  try: a smaller batch, image or encoder\n"
+
+
 def test_one_bad_file_does_not_stop_the_others(photo: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"not an image")

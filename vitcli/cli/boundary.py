@@ -30,6 +30,12 @@ def _one_line(text: str) -> str:
     return "\\n".join(printable.splitlines())
 
 
+def _out_of_memory(error: Exception) -> bool:
+    """Python's own; torch's on a GPU; torch's on the CPU, which has no class, only a text."""
+    kinds = ("MemoryError", "OutOfMemoryError")
+    return type(error).__name__ in kinds or "DefaultCPUAllocator" in str(error)
+
+
 class Boundary(TyperGroup):
     """Turns what a user can cause into one line and an exit code; never a traceback."""
 
@@ -48,9 +54,6 @@ class Boundary(TyperGroup):
             # The reader went away; keep Python's own flush at exit from complaining.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from error
-        except MemoryError as error:
-            complain("out of memory", "a smaller batch, image or encoder")
-            raise typer.Exit(1) from error
         except OSError as error:
             if ctx.params.get("debug"):
                 raise
@@ -63,6 +66,9 @@ class Boundary(TyperGroup):
             # typer's own (usage errors, exits) pass; all else is ours to mend.
             if ctx.params.get("debug") or type(error).__module__.startswith(("typer", "click")):
                 raise
+            if _out_of_memory(error):
+                complain("out of memory", "a smaller batch, image or encoder")
+                raise typer.Exit(1) from error
             complain(
                 f"{type(error).__name__}: {error}",
                 "this is a fault in vitcli: `vitcli --debug ...` shows where",
