@@ -1,6 +1,9 @@
 """The `vitcli` program, also as `python -m vitcli`."""
 
+import os
 import sys
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -9,9 +12,16 @@ def main() -> None:
         from vitcli.cli import app
 
         app()
+        return
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code != INTERRUPTED:
+            raise
+    # Python's own exit would die of the signal if the interrupt had come inside an exec().
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":
