@@ -1,21 +1,22 @@
 """How much of the slower stage's speed `vitcli encode FOLDER --out DIR` keeps.
 
-    python experiments/throughput.py [--images 48] [--rounds 3] [--workers N]
+    python experiments/throughput.py [--images 144] [--rounds 3] [--workers 1 2]
 
 Decoding alone (the same worker processes, nothing behind them), encoding alone (the same batches,
 nothing before them) and the whole command, one after the other, several rounds, in one process on
-the same 12-megapixel JPEGs, which it draws itself. Prints images a second (medians over rounds),
-the command's share of the slower stage, and what is left of that stage when both compete for the
-same cores: 1 / (1/decoding + 1/encoding).
+the same 12-megapixel JPEGs, which it draws itself: with a core left to the encoder, and with a
+decoding process for each core, the default. Prints images a second (medians over rounds), the
+command's share of the slower stage, and its share of what the cores allow: an image costs
+processes / decoding + threads / encoding seconds of a core, whatever overlaps with what.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from vitcli.config.request import ModelRequest
 from vitcli.jobs.entries import Entry
 from vitcli.jobs.listing import Listing
 from vitcli.jobs.parts import Rows
-from vitcli.jobs.pool import DecodePool
+from vitcli.jobs.pool import DecodePool, available_cpus
 from vitcli.jobs.worker import Decoded, DecodeWork
 from vitcli.models import load_model
 
@@ -40,6 +41,7 @@ def draw(folder: Path, count: int, distinct: int = 6) -> list[Entry]:
     height, width = SIZE
     frequency = np.hypot(np.fft.rfftfreq(width)[None], np.fft.fftfreq(height)[:, None])
     frequency[0, 0] = np.inf
+    distinct = min(distinct, count)
     for number in range(distinct):
         rng = np.random.default_rng(number)
         planes = []
@@ -56,24 +58,26 @@ def draw(folder: Path, count: int, distinct: int = 6) -> list[Entry]:
 
 
 def main() -> None:
+    cores = available_cpus()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=48)
+    parser.add_argument("--images", type=int, default=144)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int)
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=sorted({max(1, cores - 1), cores})
+    )
     parser.add_argument("--preset", default="vit-ti16")
     asked = parser.parse_args()
     request = ModelRequest(preset=asked.preset, device="cpu")
     model = load_model(request)
-    torch.set_num_threads(encoder_threads(model))
-    options = FolderOptions(part_rows=asked.images, workers=asked.workers)
-    workers = options.workers_for(asked.images)
+    threads = encoder_threads(model)
+    torch.set_num_threads(threads)
 
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "jpegs", Path(name) / "out"
         source.mkdir()
         entries = draw(source, asked.images)
 
-        def decoding() -> None:
+        def decoding(options: FolderOptions, workers: int) -> None:
             work = DecodeWork(model.preprocess)
             with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
                 assert all(image.code == "ok" for image in pool.decode(entries))
@@ -81,40 +85,44 @@ def main() -> None:
         height, width = model.input_size
         pixels = np.random.default_rng(0).standard_normal((3, height, width)).astype(np.float32)
 
-        def encoding() -> None:
+        def encoding(options: FolderOptions, workers: int) -> None:
             encoder = PartEncoder(model, options, lambda done, failures: None)
             encoder.encode(Rows.empty(0, entries), iter([Decoded(pixels, 1, 1)] * len(entries)))
 
-        def command() -> None:
-            out.mkdir()
+        def command(options: FolderOptions, workers: int) -> None:
             result = encode_folder(request, model, Listing((str(source),)), out, options)
             assert result.ok == asked.images
-            for path in out.iterdir():
-                path.unlink()
-            out.rmdir()
+            shutil.rmtree(out)
 
-        stages: dict[str, Callable[[], None]] = {
-            "decoding alone": decoding,
-            "encoding alone": encoding,
-            "vitcli encode": command,
-        }
-        rates: dict[str, list[float]] = {stage: [] for stage in stages}
+        stages = (decoding, encoding, command)
+        rates = {(workers, stage): [] for workers in asked.workers for stage in stages}
         for _ in range(asked.rounds):
-            for stage, work in stages.items():
+            for (workers, stage), measured in rates.items():
+                options = FolderOptions(part_rows=asked.images, workers=workers)
                 start = time.perf_counter()
-                work()
-                rates[stage].append(asked.images / (time.perf_counter() - start))
+                stage(options, workers)
+                measured.append(asked.images / (time.perf_counter() - start))
 
-    median = {stage: statistics.median(values) for stage, values in rates.items()}
-    print(f"{asked.preset}, {asked.images} JPEGs of {SIZE[1]}x{SIZE[0]}, {workers} decoding")
-    print(f"processes, {torch.get_num_threads()} encoder threads, {asked.rounds} rounds, img/s:")
-    for stage, values in rates.items():
-        each = " ".join(f"{value:6.2f}" for value in values)
-        print(f"  {stage:15} {median[stage]:6.2f}   ({each} )")
-    decode, encode = median["decoding alone"], median["encoding alone"]
-    slower = min(decode, encode)
-    print(f"  of the slower stage alone: {median['vitcli encode'] / slower:.2f}")
-    print(f"  possible if both share all cores: {decode * encode / (decode + encode) / slower:.2f}")
+    print(
+        f"{asked.preset}, {asked.images} JPEGs of {SIZE[1]}x{SIZE[0]}, {cores} cores, "
+        f"encoder threads: {threads}, {asked.rounds} rounds, img/s"
+    )
+    print(
+        "workers  decoding  encoding  vitcli encode  of the slower stage  of what the cores allow"
+    )
+    for workers in asked.workers:
+        decode, encode, both = (statistics.median(rates[workers, stage]) for stage in stages)
+        most = allowed(decode, encode, workers=workers, threads=threads, cores=cores)
+        print(
+            f"{workers:7} {decode:9.2f} {encode:9.2f} {both:14.2f} "
+            f"{both / min(decode, encode):20.2f} {both / most:24.2f}"
+        )
+
+
+def allowed(decode: float, encode: float, *, workers: int, threads: int, cores: int) -> float:
+    """Images a second that no overlap exceeds: the slower stage's rate, and the cores' time."""
+    core_seconds = min(workers, cores) / decode + min(threads, cores) / encode
+    return min(decode, encode, cores / core_seconds)
 
 
 if __name__ == "__main__":
