@@ -356,6 +356,44 @@ class TestRefused:
         if format in ("JPEG", "PNG") and kept >= 0.5:
             assert error.code == "truncated"
 
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (tiff((8, 8), 3, bytes(24)), "unknown pixel mode"),
+            (struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 4, 4, 16, 3) + bytes(240), "(3, 16)"),
+            (
+                save(Image.new("L", (8, 8)), "JPEG").replace(
+                    b"\xff\xc0\x00\x0b\x08", b"\xff\xc0\x00\x0b\x0c"
+                ),
+                "cannot handle 12-bit layers",
+            ),
+        ],
+        ids=["tiff", "psd", "jpeg"],
+    )
+    def test_a_sound_file_of_a_kind_not_read_is_not_called_corrupt(
+        self, content: bytes, reason: str
+    ) -> None:
+        error = failure(content)
+        assert error.code == "unsupported" and reason in error.message
+
+    def test_a_header_that_cannot_be_read_says_why(self) -> None:
+        content = bytearray(save(Image.new("L", (4, 4)), "PNG"))
+        content[29] ^= 1  # the checksum of IHDR
+        error = failure(bytes(content), name="x.png")
+        assert error.code == "corrupt"
+        assert "begins as PNG" in error.message and "bad header checksum" in error.message
+        assert Image.WARN_POSSIBLE_FORMATS is False  # as it was
+
+    def test_what_a_decoder_has_not_implemented_is_unsupported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(self: Image.Image) -> None:
+            raise RuntimeError("Failed to decode image: Not implemented")  # libavif's words
+
+        content = save(Image.new("L", (4, 4)), "PNG")
+        monkeypatch.setattr(ImageFile.ImageFile, "load", broken)
+        assert failure(content).code == "unsupported"
+
     def test_empty(self, tmp_path: Path) -> None:
         path = tmp_path / "empty.png"
         path.touch()

@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import stat
 import warnings
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_NOT_READ = re.compile(
+    r"unsupported|not implemented|unknown \w+ mode|cannot handle|^\(\d+, \d+\)$", re.IGNORECASE
+)
+"""Pillow's words for a sound file of a kind that it does not read; (mode, bits) are a PSD's."""
 
 
 class ImageError(VitcliError):
@@ -131,14 +138,17 @@ def _open(source: str | os.PathLike[str] | bytes, label: str) -> IO[bytes]:
 def _pillow_limits(max_pixels: int) -> Iterator[None]:
     """Pillow errors above twice its limit, also for images nested in ICO and ICNS."""
     limit, truncated = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    reasons = Image.WARN_POSSIBLE_FORMATS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment]  # not //: odd limits
         ImageFile.LOAD_TRUNCATED_IMAGES = False
+        Image.WARN_POSSIBLE_FORMATS = True  # `_identify` reads why a plugin refused
         try:
             yield
         finally:
             Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = limit, truncated
+            Image.WARN_POSSIBLE_FORMATS = reasons
 
 
 @contextlib.contextmanager
@@ -171,8 +181,13 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
         image = _identify(file)
     except UnidentifiedImageError as error:
         if signature:
+            plugin = signature.name.upper().replace(" ", "") + " opening failed. "
+            said = next((x.removeprefix(plugin) for x in error.args if x.startswith(plugin)), "")
+            reason = " ".join(printable(said).split())
             raise ImageError(
-                "corrupt", f"{label}: begins as {signature.name}, but its header is not readable"
+                "unsupported" if _NOT_READ.search(reason) else "corrupt",
+                f"{label}: begins as {signature.name}, but its header is not readable"
+                + (f": {reason}" if reason else ""),
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a format read here") from error
     with image:
@@ -188,14 +203,19 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
 
 
 def _identify(file: IO[bytes]) -> Image.Image:
-    """Read the header; the rarer plugins are imported only where the common ones pass."""
+    """Read the header; the rarer plugins are imported only where the common ones pass.
+
+    Raises UnidentifiedImageError, whose arguments are what each plugin had against it.
+    """
     for formats in (COMMON, FORMATS):
         if formats is FORMATS:
             Image.init()
         file.seek(0)
-        with contextlib.suppress(UnidentifiedImageError):
-            return Image.open(file, formats=[name for name in formats if name in Image.OPEN])
-    raise UnidentifiedImageError
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            with contextlib.suppress(UnidentifiedImageError):
+                return Image.open(file, formats=[name for name in formats if name in Image.OPEN])
+    raise UnidentifiedImageError(*(str(warning.message) for warning in heard))
 
 
 def _orientation(image: Image.Image) -> int:
@@ -219,6 +239,6 @@ def _as_image_error(error: Exception, label: str, max_pixels: int) -> ImageError
         return ImageError("out_of_memory", f"{label}: no memory left to decode it")
     if isinstance(error, EOFError) or "truncated" in reason.lower():
         return ImageError("truncated", f"{label}: {reason}")
-    if isinstance(error, ImportError | NotImplementedError) or "unsupported" in reason.lower():
+    if isinstance(error, ImportError | NotImplementedError) or _NOT_READ.search(reason):
         return ImageError("unsupported", f"{label}: {reason}")
     return ImageError("corrupt", f"{label}: {reason}")
