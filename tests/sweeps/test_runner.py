@@ -18,6 +18,7 @@ import pytest
 from tests.sweeps.conftest import Sweeper, kill, wait
 from vitcli.sweeps.locks import is_held
 from vitcli.sweeps.runner import Event
+from vitcli.sweeps.spec import load_sweep
 from vitcli.sweeps.study import Study
 from vitcli.sweeps.trialdir import Results
 
@@ -159,6 +160,23 @@ def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
     (sweeper.folder / "other" / "precious").touch()
     with pytest.raises(VitcliError, match="no sweep"):
         sweeper.run(HEAD, out=sweeper.folder / "other")
+
+
+@pytest.mark.parametrize("name", ["toy", "2024", "null", "a: b", "#1", "grün"])
+@pytest.mark.parametrize(
+    "text", [HEAD, "---\n" + HEAD, "{command: train-shapes}", "\ufeff" + HEAD, '"name": mine\n' + HEAD]
+)
+def test_the_directory_keeps_a_file_that_can_be_read_again(
+    sweeper: Sweeper, name: str, text: str
+) -> None:
+    file = sweeper.folder / f"{name}.yaml"
+    file.write_text(text)
+    sweep = load_sweep(file)
+    for _ in range(2):
+        Results(sweeper.out).create(sweep.name, str(file))
+    again = load_sweep(sweeper.out / "sweep.yaml")
+    assert again.name == ("mine" if "mine" in text else name)
+    assert again.command == sweep.command
 
 
 # -- kill -9 ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitcli.config.yaml import dump_yaml, read_yaml
+from vitcli.config.yaml import dump_yaml, parse_yaml, read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.sweeps.expand import Trial
@@ -208,9 +208,17 @@ def shown_command(program: Sequence[str] | None, arguments: Sequence[str]) -> st
 
 
 def _named(text: str, name: str) -> str:
-    """The file's text, with the name that its path gave it."""
-    named = any(line.startswith("name:") for line in text.splitlines())
-    return text if named else f"name: {name}\n{text}"
+    """The file's text with the name that its path gave it; where that cannot go on top, its data."""
+    data = parse_yaml(text, "").data
+    if "name" in data:
+        return text
+    data = {"name": name, **data}
+    named = f"name: {json.dumps(name)}\n{text}"
+    try:
+        fits = parse_yaml(named, "").data == data
+    except VitcliError:  # a flow mapping, a `---`, a byte order mark
+        fits = False
+    return named if fits else dump_yaml(data)
 
 
 def _write(path: Path, text: str) -> None:
