@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.cli.commands import known_commands
 from vitcli.cli.sweep import PROGRAM_VARIABLE
+from vitcli.sweeps.trialdir import TrialDir
 
 FAKE = Path(__file__).parents[1] / "sweeps" / "fake.py"
 TOY = """
@@ -144,6 +145,16 @@ def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
     assert process.stderr and "Traceback" not in process.stderr.read()
     states = json.loads(run("--report", "runs/toy", "--json").stdout)["states"]
     assert states == {"done": 1, "interrupted": 1}
+
+
+def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
+    toy.write_text("command: train-shapes\n")
+    (trial,) = json.loads(run(toy, "--dry-run", "--json").stdout)["trials"]
+    lock = TrialDir(Path("runs/toy/trials") / trial["id"]).try_lock()
+    assert lock is not None
+    assert "1 trials are left" in run(toy, code=1).stderr
+    os.close(lock)
+    run(toy)
 
 
 def test_commands_are_known_by_their_own_parsers() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from vitcli.results.sweep import SweepReport
+from vitcli.sweeps.expand import expand
 from vitcli.sweeps.options import Command, Option
 from vitcli.sweeps.report import View, report
 from vitcli.sweeps.runner import Event, Outcome, Runner
@@ -91,6 +92,9 @@ class Sweeper:
 
     def report(self, text: str, **view: Any) -> SweepReport:
         return report(self.load(text), Results(self.out), View(**view))
+
+    def report_ids(self, text: str) -> list[str]:
+        return [trial.id for trial in expand(self.load(text))]
 
     def counts(self, what: str) -> Counter[str]:
         """How often each trial did `start` or `end`, by its arguments."""

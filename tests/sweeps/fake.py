@@ -3,8 +3,9 @@
 
     python -S fake.py LOG COMMAND [--option value]... --json
 
-What it does is up to `--norm`: `ok`, `crash`, `hang`, `garbage`, `silent`, `slow` (a fifth of a
-second), `suicide` (kill -9 the first time it runs with these options).
+What it does is up to `--norm`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice` (prints two
+values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide` (kill -9 the
+first time it runs with these options); with `orphan` in it, it leaves a child behind.
 """
 
 import json
@@ -32,12 +33,18 @@ def main() -> int:
         time.sleep(60)
     if kind == "slow":
         time.sleep(0.2)
-    if kind == "suicide" and open(log).read().count(f"start {command} {words}\n") == 1:
+    if "orphan" in kind and os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    if "suicide" in kind and open(log).read().count(f"start {command} {words}\n") == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "garbage":
         print("epoch 1: loss 0.3")
         return 0
     if kind == "silent":
+        return 0
+    if kind == "twice":
+        print("{}\n{}")
         return 0
     lr, seed = float(options.get("--lr", 0)), int(options.get("--seed", 0))
     if "--out" in options:  # a training run that leaves its history, step by step
@@ -47,7 +54,7 @@ def main() -> int:
                 file.write(json.dumps({"step": step, "val_accuracy": 1 - abs(lr - 0.5)}) + "\n")
                 file.flush()
                 time.sleep(0.02)
-    score = 1 - abs(lr - 0.5) + seed / 100
+    score = [float("nan"), float("inf")][seed] if kind == "nan" else 1 - abs(lr - 0.5) + seed / 100
     history = [{"step": step, "loss": 1 / (step + 1)} for step in range(3)]
     note("end")
     print(

@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sweeps.conftest import COMMAND, Sweeper
 from vitcli.config.load import parse_setting
+from vitcli.config.yaml import parse_yaml
+from vitcli.errors import VitcliError
 from vitcli.sweeps.expand import belongs, expand, repeats, trial_id
 from vitcli.sweeps.options import setting_text
 from vitcli.sweeps.space import Range, draw
@@ -74,6 +77,19 @@ def test_a_trials_name_does_not_depend_on_the_order_of_its_keys(
     keys = list(params)
     random.shuffle(keys)
     assert trial_id("a", {k: params[k] for k in keys}) == trial_id("a", params)
+
+
+def test_a_trials_name_does_not_depend_on_how_a_number_is_written() -> None:
+    one, same = (
+        parse_yaml(text, "").data for text in ("a: [1, 0, 1e-1, [2]]", "a: [1.0, 0.0, 0.1, [2e0]]")
+    )
+    assert trial_id("a", one) == trial_id("a", same)
+    assert trial_id("a", {"a": 1}) != trial_id("a", {"a": True})
+
+
+def test_a_switch_is_on_or_off() -> None:
+    with pytest.raises(VitcliError, match="resume is on or off, not 'false'"):
+        COMMAND.arguments({"resume": "false"})
 
 
 def test_a_trials_name_is_the_sha_of_its_config() -> None:

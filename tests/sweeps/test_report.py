@@ -52,6 +52,14 @@ def test_groups_are_the_mean_and_spread_of_the_files(done: Sweeper) -> None:
         assert group.metrics["loss"].mean == pytest.approx(1 / 3)
 
 
+def test_what_is_no_number_has_no_place_in_a_mean(sweeper: Sweeper) -> None:
+    text = "command: train-shapes\ngrid: {norm: [nan, ok]}\nrepeat: 2\nmetrics: [result.score]"
+    sweeper.run(text)
+    found = sweeper.report(text, sort="score")
+    assert [t.metrics["score"] for t in found.trials] == [0.5, 0.51, None, None]
+    assert [len(g.metrics) for g in found.groups] == [1, 0]
+
+
 def test_a_spread_needs_two_numbers() -> None:
     assert spread([1.0, None, "x", True]) == spread([1.0])
     assert spread([1.0]).std is None  # type: ignore[union-attr]

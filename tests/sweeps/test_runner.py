@@ -62,17 +62,18 @@ def test_changed_yaml_adds_what_is_new_and_keeps_what_still_applies(sweeper: Swe
 
 
 def test_failures_are_recorded_and_do_not_stop_the_others(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [crash, garbage, silent, ok]}\nmetrics: [result.score]"
+    text = HEAD + "grid: {norm: [crash, garbage, silent, twice, ok]}\nmetrics: [result.score]"
     outcome = sweeper.run(text)
-    assert (outcome.counts.failed, outcome.counts.done) == (3, 1)
+    assert (outcome.counts.failed, outcome.counts.done) == (4, 1)
     errors = {t.params["norm"]: t.error for t in sweeper.report(text).trials}
     assert errors["crash"] == "error: it broke"
     assert errors["garbage"] == "printed no JSON but 'epoch 1: loss 0.3'"
     assert errors["silent"] == "printed nothing"
+    assert errors["twice"] == "printed more than one JSON value"
     assert errors["ok"] == ""
     assert sweeper.run(text).ran == 0, "failures are kept"
     again = sweeper.run(text, retry_failed=True)
-    assert (again.ran, again.counts.failed) == (3, 3)
+    assert (again.ran, again.counts.failed) == (4, 4)
     assert {t.attempts for t in sweeper.report(text, where=("norm!=ok",)).trials} == {2}
 
 
@@ -85,6 +86,24 @@ def test_a_trial_that_hangs_is_ended_with_all_it_started(sweeper: Sweeper) -> No
     trials = {t.params["norm"]: t for t in sweeper.report(text).trials}
     assert trials["hang"].error == "timed out after 0.3 s"
     assert not any(is_held(place.path / "lock") for place in Results(sweeper.out).trials())
+
+
+def test_what_a_trial_leaves_running_ends_with_it(sweeper: Sweeper) -> None:
+    """A killed trial's own children would hold its lock, and the next call could not run it."""
+    text = HEAD + "grid: {norm: [orphan, suicide-orphan]}"
+    assert sweeper.run(text).killed == 1
+    _until(lambda: not any(is_held(p.path / "lock") for p in Results(sweeper.out).trials()))
+    assert sweeper.run(text).counts.done == 2
+
+
+def test_a_trial_whose_lock_is_held_is_not_run(sweeper: Sweeper) -> None:
+    place = Results(sweeper.out).trial(sweeper.report_ids(HEAD)[0])
+    lock = place.try_lock()
+    outcome = sweeper.run(HEAD)
+    assert lock is not None
+    assert (outcome.ran, outcome.counts.left, outcome.counts.running) == (0, 1, 0)
+    os.close(lock)
+    assert sweeper.run(HEAD).ran == 1
 
 
 def test_a_program_that_cannot_start_is_a_failed_trial(
@@ -164,7 +183,8 @@ def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
 
 @pytest.mark.parametrize("name", ["toy", "2024", "null", "a: b", "#1", "grün"])
 @pytest.mark.parametrize(
-    "text", [HEAD, "---\n" + HEAD, "{command: train-shapes}", "\ufeff" + HEAD, '"name": mine\n' + HEAD]
+    "text",
+    [HEAD, "---\n" + HEAD, "{command: train-shapes}", "\ufeff" + HEAD, '"name": mine\n' + HEAD],
 )
 def test_the_directory_keeps_a_file_that_can_be_read_again(
     sweeper: Sweeper, name: str, text: str

@@ -35,13 +35,19 @@ def refused(text: str) -> VitcliError:
         (HEAD + "random: {trials: 2, space: {lr: {low: 3}}}", 2, "random.space.lr", ""),
         (HEAD + "random: {trials: 2, space: {lrr: [1]}}", 2, "random.space.lrr", "lr"),
         (HEAD + "base: {json: true}", 2, "base.json", ""),
+        ("comand: train-shapes", 1, "comand", "command"),
+        ("jobs: 2", 1, "command: is missing", "command"),
+        (HEAD + "random: {space: {lr: [1]}}", 2, "random.trials: is missing", "trials"),
+        (HEAD + "random: {trails: 2, space: {lr: [1]}}", 2, "random.trails", "random.trials"),
+        (HEAD + "base: {encoder.depth: 6}\ngrid:\n  encoder: [{depth: 1}]", 2,
+         "base.encoder.depth: is also part of encoder in grid", "one of the two"),
     ],
 )  # fmt: skip
 def test_an_error_names_file_line_key_and_what_was_meant(
     text: str, line: int, key: str, hint: str
 ) -> None:
     error = refused(text)
-    assert error.message.startswith(f"toy.yaml:{line}: {key}:")
+    assert f"{error.message}:".startswith(f"toy.yaml:{line}: {key}:")
     assert hint in error.hint
 
 

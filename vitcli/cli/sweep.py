@@ -261,9 +261,12 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
         warn(f"stopped: {outcome.stopped}; {counts.left} trials are left")
     elif counts.running:
         note(f"{counts.running} trials are running in another process")
+    elif counts.left > outcome.killed:
+        warn(f"{counts.left} trials are left: something still holds their lock files")
     if counts.failed and not retry_failed:
         note(f"{counts.failed} trials have failed; --retry-failed runs them again")
-    return 1 if outcome.stopped or counts.failed or outcome.killed else 0
+    alone = counts.left and not counts.running
+    return 1 if outcome.stopped or counts.failed or outcome.killed or alone else 0
 
 
 def _show(found: SweepReport, id: str, json: bool) -> None:

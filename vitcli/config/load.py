@@ -195,7 +195,9 @@ def validate(schema: type[Schema], layers: Layers) -> Schema:
 
 
 def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) -> VitcliError:
-    problem = error.errors()[0]
+    problems = error.errors()
+    # A misspelt key comes first: the key that it stands for may also be missed.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = tuple(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         source, dotted = layers.source(path), ".".join(path)
@@ -207,13 +209,16 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
             f"{layers.source(*paths)}: {'.'.join(paths[0])}: {text}",
             "change either key" if len(paths) > 1 else "correct the value",
         )
+    if problem["type"] == "missing" and isinstance(problem["loc"][-1], str):
+        hint = f"write `{path[-1]}: …`"
+        return VitcliError(f"{layers.source(path[:-1])}: {'.'.join(path)}: is missing", hint)
     keys = set(known_keys(schema))
     while path and ".".join(path) not in keys and len(path) > 1:
         path = path[:-1]  # positions inside a list are not keys
     value = problem["input"]
     shown = f", got {value!r}" if isinstance(value, str | int | float | bool | None) else ""
     text = problem["msg"][0].lower() + problem["msg"][1:]
-    if problem["type"] == "missing":  # no key is required, so this is of a list
+    if problem["type"] == "missing":  # of a list
         text = f"too few values, there are {problem['loc'][-1]}"
     return VitcliError(
         f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", "correct the value"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ def text(value: Any, missing: str = "-") -> str:
 
 def _unit(value: float) -> tuple[float, str]:
     """What to divide a large number by, and the letter that says so."""
+    if not math.isfinite(value):
+        return 1.0, ""
     units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
     return next((u for u in units if abs(value) >= max(u[0], 1e5)), (1.0, ""))
 

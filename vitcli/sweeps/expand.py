@@ -24,8 +24,12 @@ class Trial:
 
 
 def trial_id(command: str, params: Mapping[str, Any]) -> str:
-    """Twelve hex digits of the SHA-256 of command and parameters, whatever their order."""
-    plain = json.dumps({"command": command, "params": params}, sort_keys=True, ensure_ascii=True)
+    """Twelve hex digits of the SHA-256 of command and parameters.
+
+    Neither the order of the keys nor the spelling of a number (1, 1.0, 1e0) matters.
+    """
+    same = {"command": command, "params": _one_spelling(params)}
+    plain = json.dumps(same, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(plain.encode()).hexdigest()[:12]
 
 
@@ -80,14 +84,23 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
     if sweep.search:
         trials = repeats(sweep, draw(sweep.space, 1, 0)[0])
     for trial in trials:
-        arguments = command.arguments(trial.params)
+        shown = command.name
         try:
+            arguments = command.arguments(trial.params)
+            shown = " ".join(arguments)
             command.check(arguments[1:])
         except VitcliError as error:
-            shown = " ".join(arguments)
             raise VitcliError(
                 f"{sweep.source}: `vitcli {shown}`: {error.message}", error.hint
             ) from error
+
+
+def _one_spelling(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _one_spelling(item) for key, item in value.items()}
+    return [_one_spelling(item) for item in value] if isinstance(value, list) else value
 
 
 def _seeds(sweep: Sweep) -> Iterator[dict[str, Any]]:

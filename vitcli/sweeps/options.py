@@ -51,7 +51,11 @@ class Command:
         return sorted({*self.keys, *(self.options.keys() - OWN)})
 
     def arguments(self, params: Mapping[str, Any]) -> list[str]:
-        """The command line after `vitcli`: options by name, then `--set` keys, then arguments."""
+        """The command line after `vitcli`: options by name, then `--set` keys, then arguments.
+
+        Raises:
+            VitcliError: a switch that is given a value other than true or false.
+        """
         options: list[str] = []
         settings: list[str] = []
         positional: list[str] = []
@@ -85,6 +89,10 @@ def _option(option: Option, value: Any) -> list[str]:
     if value is None:  # the command's own default
         return []
     if option.is_switch:
+        if not isinstance(value, bool):
+            raise VitcliError(
+                f"{option.name} is on or off, not {value!r}", f"{option.name}: true or false"
+            )
         chosen = option.flag if value else option.off_flag
         return [chosen] if chosen else []
     if option.repeatable:

@@ -56,6 +56,13 @@ class Child:
     def overdue(self) -> bool:
         return self.timeout_s is not None and self.wall_s > self.timeout_s
 
+    def poll(self) -> int | None:
+        """Its exit code once it has ended; what it left running is ended too."""
+        code = self.process.poll()
+        if code is not None:
+            self._signal(signal.SIGKILL)
+        return code
+
     def ask_to_end(self) -> None:
         """SIGTERM to it and all it started."""
         self._signal(signal.SIGTERM)

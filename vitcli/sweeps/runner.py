@@ -166,7 +166,7 @@ class Runner:
     def _look_at(self, slot: _Slot) -> None:
         child, place = slot.child, slot.place
         assert child and place
-        code = child.process.poll()
+        code = child.poll()
         if code is None:
             if child.overdue:
                 child.end()

@@ -278,6 +278,12 @@ class _Reader:
                     text = f"is also in {seen[key]}"
                     raise self.fail((*part.split("."), key), text, "keep one of the two")
                 seen[key] = part
+        for key, part in seen.items():
+            above = next((".".join(a) for a in _above(tuple(key.split("."))[:-1])
+                          if ".".join(a) in seen), None)  # fmt: skip
+            if above:
+                text = f"is also part of {above} in {seen[above]}"
+                raise self.fail((*part.split("."), key), text, "keep one of the two")
 
     def _metrics(self) -> dict[str, str]:
         metrics = self.section.metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shlex
 import uuid
@@ -114,7 +115,7 @@ class TrialDir:
 
 
 def read_result(text: bytes) -> dict[str, Any]:
-    """The one JSON object a command prints.
+    """The one JSON object a command prints; NaN and infinities in it are null.
 
     Raises:
         ValueError: anything else.
@@ -122,13 +123,19 @@ def read_result(text: bytes) -> dict[str, Any]:
     if not text.strip():
         raise ValueError("printed nothing")
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        if str(error).startswith("Extra data"):
+            raise ValueError("printed more than one JSON value") from None
         first = text.strip().splitlines()[0][:60].decode("utf-8", "replace")
         raise ValueError(f"printed no JSON but {first!r}") from None
     if not isinstance(value, dict):
         raise ValueError(f"printed JSON that is not an object but a {type(value).__name__}")
     return value
+
+
+def _finite(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None
 
 
 @dataclass(frozen=True)
