@@ -215,7 +215,7 @@ def shown_command(program: Sequence[str] | None, arguments: Sequence[str]) -> st
 
 
 def _named(text: str, name: str) -> str:
-    """The file's text with the name that its path gave it; where that cannot go on top, its data."""
+    """The file under the name that its path gave it; only its data if that cannot go on top."""
     data = parse_yaml(text, "").data
     if "name" in data:
         return text
