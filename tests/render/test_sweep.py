@@ -84,6 +84,45 @@ def test_a_search_shows_the_best_so_far() -> None:
     assert list(axes.lines[1].get_ydata()) == [0, 0, 0, 0, 0, 0]
 
 
+WORDS = {
+    "init": ["xavier_uniform", "trunc_normal"],
+    "position": ["learned", "sincos2d", "rope2d", "alibi2d", "none"],
+    "pool": ["cls", "mean", "cls+mean"],
+    "norm": ["pre", "post"],
+}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        made(init=["xavier_uniform", "trunc_normal"], norm=["pre", "post"], warmup=[0, 0.1]),
+        made(**WORDS),
+        made(lr=[1e-4, 1e-3, 1e-2], norm=["pre", "post"], pool=["cls", "mean", "map", "none"]),
+        made(norm=list("abcdefghijklmnopqrstuvwxyz"), pool=["cls", "mean"]),
+        made("maximize score", lr=[1, 2, 3]),
+    ],
+)
+def test_no_legend_covers_the_data_and_no_label_another(report: SweepReport) -> None:
+    drawing = figure(report)
+    drawing.draw_without_rendering()
+    axes = drawing.axes[0]
+    boxes = [legend.get_window_extent() for legend in drawing.legends]
+    assert boxes and axes.get_legend() is None
+    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes)
+    for box in boxes:
+        assert drawing.bbox.x0 <= box.x0 and box.x1 <= drawing.bbox.x1
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    if kind_of(report) == "bars" and labels[0].get_rotation() in (0, 90):
+        spans = [label.get_window_extent() for label in labels]
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(spans))
+
+
+def test_a_crowded_heatmap_shows_colours_alone() -> None:
+    small, large = (figure(made(a=list(range(n)), b=list(range(n)))).axes[0] for n in (4, 12))
+    assert len(small.texts) == 16
+    assert len(large.texts) == 0
+
+
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(VitcliError, match="no finished trial"):
         figure(made(norm=["pre"]), "accuracy")

@@ -14,6 +14,10 @@ KINDS = ("auto", "bars", "lines", "heatmap", "curves", "search")
 LOG_RATIO = 20
 """An axis of positive numbers that span more than this is drawn on a log scale."""
 
+LABEL_CHARACTERS = 90
+"""How many stand beside each other below the axes."""
+MOST_LABELS = 48
+
 
 def check_kind(kind: str) -> None:
     """Raises VitcliError for a kind that is not in KINDS."""
@@ -65,15 +69,16 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
-    """A bar a group: the last key is the colour, the others stand below; a dot a trial."""
+    """A bar a group: the last key is the colour, the others' values stand below; a dot a trial."""
     keys = list(report.grouped_by)
     colour = keys[-1] if len(keys) > 1 else None
-    ticks: dict[str, int] = {}
+    below = [key for key in keys if key != colour]
+    ticks: dict[tuple[str, ...], int] = {}
     hues = _levels(report, colour) if colour else [None]
     width = 0.8 / len(hues)
     for group in report.groups:
-        words = [f"{_short(k)} {text(v)}" for k, v in group.params.items() if k != colour]
-        place = ticks.setdefault("\n".join(words), len(ticks))
+        words = tuple(text(group.params[key]) for key in below)
+        place = ticks.setdefault(words, len(ticks))
         hue = hues.index(group.params[colour]) if colour else 0
         if name not in group.metrics:
             continue
@@ -82,12 +87,35 @@ def _bars(axes: Any, report: SweepReport, name: str) -> None:
         axes.bar(x, spread.mean, width * 0.95, yerr=spread.std or 0, capsize=3, color=f"C{hue}")
         dots = _values(report, group, name)
         axes.plot([x] * len(dots), dots, ".", color="black", markersize=4, alpha=0.6)
-    axes.set_xticks(range(len(ticks)), list(ticks), fontsize=7)
+    _name_bars(axes, list(ticks))
+    axes.set_xlabel(", ".join(_short(key) for key in below))
     axes.set_ylabel(name)
     if colour:
         for index, level in enumerate(hues):
             axes.bar(0, 0, color=f"C{index}", label=f"{_short(colour)} {text(level)}")
-        axes.legend(fontsize=8)
+        _legend(axes)
+
+
+def _name_bars(axes: Any, names: Sequence[tuple[str, ...]]) -> None:
+    """A word a line where they fit beside each other, else turned; of very many, every n-th."""
+    room = sum(max(map(len, words), default=0) + 2 for words in names) <= LABEL_CHARACTERS
+    step = -(-len(names) // MOST_LABELS)
+    labels = [("\n" if room else ", ").join(words) for words in names[::step]]
+    turned = {} if room else {"rotation": 90 if len(labels) > 20 else 30, "ha": "right",
+                              "rotation_mode": "anchor"}  # fmt: skip
+    if len(labels) > 20:
+        turned["va"] = "center"
+    axes.set_xticks(range(0, len(names), step), labels, fontsize=8, **turned)
+
+
+def _legend(axes: Any) -> None:
+    """Below the axes, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        columns = max(1, LABEL_CHARACTERS // (max(map(len, labels)) + 6))
+        axes.figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+        )
 
 
 def _lines(axes: Any, report: SweepReport, name: str) -> None:
@@ -119,12 +147,11 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
     axes.set_xlabel(along)
     axes.set_ylabel(name)
     axes.grid(alpha=0.3)
-    if any(lines):
-        axes.legend(fontsize=8)
+    _legend(axes)
 
 
 def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
-    """Two axes; each cell says its mean and spread."""
+    """Two axes; each cell says its mean and spread where there is room for it."""
     if len(report.grouped_by) != 2:
         raise VitcliError(
             f"a heat-map needs two axes, not {len(report.grouped_by)}", "--group ONE,TWO"
@@ -132,18 +159,22 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
     down, across = report.grouped_by
     rows, columns = _levels(report, down), _levels(report, across)
     cells = [[float("nan")] * len(columns) for _ in rows]
+    room = len(columns) <= 8 and len(rows) <= 8
     for group in report.groups:
         if name in group.metrics:
             row, column = rows.index(group.params[down]), columns.index(group.params[across])
             spread = group.metrics[name]
             cells[row][column] = spread.mean
+            if not room:
+                continue
             words = text(spread.mean) + (f"\n± {spread.std:.2g}" if spread.std is not None else "")
             axes.text(column, row, words, ha="center", va="center", fontsize=8, color="white",
                       path_effects=_outline())  # fmt: skip
     image = axes.imshow(cells, aspect="auto")
     axes.figure.colorbar(image, label=name)
-    axes.set_xticks(range(len(columns)), [text(level) for level in columns])
-    axes.set_yticks(range(len(rows)), [text(level) for level in rows])
+    _name_bars(axes, [(text(level),) for level in columns])
+    each = -(-len(rows) // 16)
+    axes.set_yticks(range(0, len(rows), each), [text(level) for level in rows[::each]], fontsize=8)
     axes.set_xlabel(across)
     axes.set_ylabel(down)
 
@@ -166,7 +197,7 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
     axes.set_ylabel(report.curve_names[1])
     axes.grid(alpha=0.3)
     if report.grouped_by and len(report.groups) <= 12:
-        axes.legend(fontsize=7)
+        _legend(axes)
 
 
 def _search(axes: Any, report: SweepReport, name: str) -> None:
@@ -180,7 +211,7 @@ def _search(axes: Any, report: SweepReport, name: str) -> None:
     axes.set_xlabel("finished trial")
     axes.set_ylabel(name)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    _legend(axes)
 
 
 DRAW: dict[str, Callable[..., None]] = {
