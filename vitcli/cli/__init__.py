@@ -22,7 +22,7 @@ from vitcli.cli import (
     train_shapes,
     weights,
 )
-from vitcli.cli.boundary import Boundary
+from vitcli.cli.boundary import Boundary, Command
 
 app = typer.Typer(
     cls=Boundary,
@@ -53,17 +53,17 @@ def _root(
     """
 
 
-app.command("encode")(encode.encode)
-app.command("neighbours")(neighbours.neighbours)
-app.command("probe")(probe.probe)
-app.command("params")(params.params)
-app.command("profile")(profile.profile)
-app.command("export")(export.export)
-app.command("attn-entropy")(attn_entropy.attn_entropy)
-app.command("compare")(compare.compare)
-app.command("train")(train.train)
-app.command("train-shapes")(train_shapes.train_shapes)
-app.command("sweep")(sweep.sweep)
-app.command("presets")(presets.presets)
-app.command("families")(weights.families)
-app.command("convert")(weights.convert)
+app.command("encode", cls=Command)(encode.encode)
+app.command("neighbours", cls=Command)(neighbours.neighbours)
+app.command("probe", cls=Command)(probe.probe)
+app.command("params", cls=Command)(params.params)
+app.command("profile", cls=Command)(profile.profile)
+app.command("export", cls=Command)(export.export)
+app.command("attn-entropy", cls=Command)(attn_entropy.attn_entropy)
+app.command("compare", cls=Command)(compare.compare)
+app.command("train", cls=Command)(train.train)
+app.command("train-shapes", cls=Command)(train_shapes.train_shapes)
+app.command("sweep", cls=Command)(sweep.sweep)
+app.command("presets", cls=Command)(presets.presets)
+app.command("families", cls=Command)(weights.families)
+app.command("convert", cls=Command)(weights.convert)

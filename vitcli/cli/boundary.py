@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from vitcli.errors import VitcliError
 from vitcli.render.console import stream
@@ -36,8 +36,26 @@ def _out_of_memory(error: Exception) -> bool:
     return type(error).__name__ in kinds or "DefaultCPUAllocator" in str(error)
 
 
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Flags take no value, so the help names no type for them."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose help says what takes a value and what does not."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
 class Boundary(TyperGroup):
     """Turns what a user can cause into one line and an exit code; never a traceback."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:

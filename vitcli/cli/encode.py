@@ -28,7 +28,7 @@ def encode(
     model: ModelOptions,
     job: JobOptions,
     every: Annotated[
-        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block only.")
+        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
     ] = 1,
     out: Annotated[
         str | None,

@@ -15,7 +15,7 @@ from vitcli.errors import VitcliError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncodersOptions(SharedModelOptions):
+class SourcesOptions:
     """The options that name several encoders: each preset, config and source is one of its own."""
 
     preset: Annotated[
@@ -41,6 +41,11 @@ class EncodersOptions(SharedModelOptions):
             "--registers", metavar="N[,M...]", help="Each encoder with each number of registers."
         ),
     ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodersOptions(SharedModelOptions, SourcesOptions):
+    """Several encoders; the last base's options come first in the help."""
 
     def to_requests(self) -> list[ModelRequest]:
         """Presets, then configs, then sources, each in the order given."""

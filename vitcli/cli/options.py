@@ -16,6 +16,7 @@ import typer
 
 from vitcli.config.load import Setting, parse_setting
 from vitcli.config.request import ModelRequest
+from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.errors import VitcliError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -42,6 +43,11 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(sides[0]), int(sides[-1])
 
 
+def choices(kind: Any) -> str:
+    """The values of a literal of the schema, as the help shows them."""
+    return "|".join(get_args(kind))
+
+
 def model_option(*names: str, **how: Any) -> Any:
     """A typer option in the help's panel about the model."""
     return typer.Option(*names, rich_help_panel="Model", **how)
@@ -58,14 +64,15 @@ class SharedModelOptions:
         ),
     ] = None
     norm: Annotated[
-        str | None, model_option("--norm", metavar="pre|post", help="Norm placement.")
+        str | None,
+        model_option("--norm", metavar=choices(NormPlacement), help="Norm placement."),
     ] = None
     position: Annotated[
         str | None,
-        model_option("--position", metavar="KIND", help="learned|sincos2d|rope2d|alibi2d|none."),
+        model_option("--position", metavar="KIND", help=f"{choices(PositionKind)}."),
     ] = None
     pool: Annotated[
-        str | None, model_option("--pool", metavar="KIND", help="cls|mean|cls+mean|map|none.")
+        str | None, model_option("--pool", metavar="KIND", help=f"{choices(PoolingKind)}.")
     ] = None
     image_size: Annotated[
         str | None,
@@ -117,7 +124,7 @@ class SharedModelOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelOptions(SharedModelOptions):
+class SourceOptions:
     """The options that name one model."""
 
     preset: Annotated[
@@ -142,6 +149,11 @@ class ModelOptions(SharedModelOptions):
     registers: Annotated[
         int | None, model_option("--registers", metavar="N", help="Register tokens.")
     ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions(SharedModelOptions, SourceOptions):
+    """One model; the last base's options come first in the help."""
 
     def to_request(self) -> ModelRequest:
         named = () if self.registers is None else (registers_setting(self.registers),)
@@ -185,9 +197,7 @@ def grouped(function: Function) -> Function:
             continue
         assert isinstance(kind, type)
         annotations = get_type_hints(kind, include_extras=True)
-        # What a group adds to its base comes first: the options that name a model.
         fields = [f for f in dataclasses.fields(kind) if f.name not in without]
-        fields.sort(key=lambda f: f.name not in kind.__annotations__)
         names = [f.name for f in fields]
         groups[parameter.name] = (kind, names)
         parameters += [

@@ -11,10 +11,15 @@ from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfig
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
 
+BATCHES = (1, 8, 64)
+
 EngineOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--engine", metavar="|".join(ENGINES), help="How to run it. Repeat to compare engines."
+        "--engine",
+        metavar="|".join(ENGINES),
+        help="How to run it. Repeat to compare engines.",
+        show_default="eager",
     ),
 ]
 
@@ -25,7 +30,13 @@ def profile(
     model: ModelOptions,
     batch: Annotated[
         list[int] | None,
-        typer.Option("--batch", min=1, metavar="N", help="Repeatable.  [default: 1, 8, 64]"),
+        typer.Option(
+            "--batch",
+            min=1,
+            metavar="N",
+            help="Images a step. Repeatable.",
+            show_default=", ".join(map(str, BATCHES)),
+        ),
     ] = None,
     engine: EngineOption = None,
     attention: Annotated[
@@ -41,7 +52,8 @@ def profile(
             "--runs",
             min=1,
             metavar="N",
-            help="Timed steps a batch.  [default: 5 to 30, about 15 s]",
+            help="Timed steps a batch.",
+            show_default="5 to 30, in about 15 s",
         ),
     ] = None,
     backward: Annotated[
@@ -76,7 +88,7 @@ def profile(
     check_figure_file(plot)
     _check_trace_file(trace)
     settings = ProfileSettings(
-        batches=tuple(batch or (1, 8, 64)),
+        batches=tuple(batch or BATCHES),
         engines=tuple(engine or ("eager",)),
         attention=attention,
         runs=runs,

@@ -11,9 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.cli.options import ModelOptions, model_option, parse_size, registers_setting
+from vitcli.cli.options import (
+    ModelOptions,
+    choices,
+    model_option,
+    parse_size,
+    registers_setting,
+)
 from vitcli.config.load import Setting, config_yaml
 from vitcli.config.request import ModelRequest
+from vitcli.config.schema import InitScheme
 from vitcli.config.training_request import TrainRequest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
@@ -39,21 +46,23 @@ class TrainOptions(ModelOptions):
     """The model, the recipe, and where the run goes."""
 
     seed: Annotated[
-        int | None, model_option("--seed", help="Weights, data, order and dropout. Default 0.")
+        int | None, model_option("--seed", help="Of weights, data, order and dropout.")
     ] = None  # type: ignore[assignment]
     dtype: Annotated[
         str | None,
         model_option("--dtype", metavar="TYPE", help="float32, or bfloat16 autocast."),
     ] = None  # type: ignore[assignment]
     init: Annotated[
-        str | None, model_option("--init", metavar="SCHEME", help="trunc_normal|xavier_uniform.")
+        str | None, model_option("--init", metavar="SCHEME", help=f"{choices(InitScheme)}.")
     ] = None
     lr: Annotated[float | None, train_option("--lr", help="Peak learning rate.")] = None
     warmup: Annotated[
         str | None,
         train_option("--warmup", metavar="FRACTION|STEPS", help="Below 1, a fraction of all."),
     ] = None
-    epochs: Annotated[int | None, train_option("--epochs", metavar="N")] = None
+    epochs: Annotated[
+        int | None, train_option("--epochs", metavar="N", help="Passes over the training data.")
+    ] = None
     batch: Annotated[
         int | None, train_option("--batch", metavar="N", help="Images a step, over all processes.")
     ] = None
@@ -81,7 +90,9 @@ class TrainOptions(ModelOptions):
             "--lora", metavar="LAYER:HEAD", help="Train an adapter on this head. Repeatable."
         ),
     ] = None
-    lora_rank: Annotated[int | None, adapter_option("--lora-rank", metavar="R")] = None
+    lora_rank: Annotated[
+        int | None, adapter_option("--lora-rank", metavar="R", help="Width of each adapter.")
+    ] = None
     lora_alpha: Annotated[
         float | None, adapter_option("--lora-alpha", metavar="A", help="Scale is alpha / rank.")
     ] = None

@@ -1,0 +1,70 @@
+"""What `--help` says, for every command there is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from vitcli.cli import app
+from vitcli.config.schema import InitScheme, NormPlacement, PoolingKind, PositionKind
+
+GROUP: Any = typer.main.get_command(app)
+NAMES = sorted(GROUP.commands)
+MODEL = (
+    *("preset", "config", "weights", "adapter", "registers", "set", "norm", "position", "pool"),
+    *("image_size", "pos_resize", "seed", "device", "dtype", "init"),
+)
+"""The options that name a model, then those that change it, then how it runs."""
+
+
+def options(name: str) -> list[Any]:
+    return [p for p in GROUP.commands[name].params if p.param_type_name == "option"]
+
+
+def page(*arguments: str, columns: int = 200) -> str:
+    done = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": str(columns)})
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_options_have_one_order(name: str) -> None:
+    shown = [p.name for p in options(name) if p.rich_help_panel == "Model"]
+    assert shown == [known for known in MODEL if known in shown]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_says_what_it_does(name: str) -> None:
+    assert not [p.opts for p in options(name) if not p.help]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bracket_in_a_help_text_is_not_taken_for_markup(name: str) -> None:
+    """`[default: 1, 8]` written by hand is swallowed as a style of that name."""
+    texts = [p.help or "" for p in GROUP.commands[name].params]
+    assert not [text for text in texts if re.search(r"\[[a-z#/@]", text)]
+
+
+@pytest.mark.parametrize("name", ["", *NAMES])
+def test_flags_show_no_type(name: str) -> None:
+    assert "<bool>" not in page(*([name] if name else []))
+
+
+def test_defaults_are_told() -> None:
+    flat = re.sub(r"[│\s]+", " ", page("profile"))
+    assert "Images a step. Repeatable. [default: (1, 8, 64)]" in flat
+    assert "Timed steps a batch. [default: (5 to 30, in about 15 s)]" in flat
+
+
+@pytest.mark.parametrize("kind", [NormPlacement, PositionKind, PoolingKind, InitScheme])
+def test_the_words_of_the_schema_are_those_of_the_help(kind: Any) -> None:
+    assert "|".join(get_args(kind)) in page("train-shapes")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_word_is_cut_at_80_columns(name: str) -> None:
+    assert not re.search(r"\w…", page(name, columns=80))
