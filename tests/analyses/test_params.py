@@ -12,34 +12,35 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitcli.analyses import params
-from vitcli.analyses.params import COMPONENTS, Cost, component_costs, model_costs
+from vitcli.analyses.params import Cost, component_costs, model_costs
 from vitcli.build import build_encoder, build_meta
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig
 from vitcli.core.encoder import VisionEncoder
 from vitcli.errors import VitcliError
+from vitcli.results import components
+from vitcli.results.components import COMPONENTS
 
 # Where each component lives in the module tree; `*` is any block. The longest match wins.
 PLACES = {
-    "front_end.projection": params.PATCH_EMBEDDING,
-    "front_end.prefix": params.PREFIX_TOKENS,
-    "front_end.position": params.POSITIONS,
-    "front_end.norm": params.LN_PRE,
-    "vit.blocks.*.norm1": params.NORMS,
-    "vit.blocks.*.norm2": params.NORMS,
-    "vit.blocks.*.attention.qkv": params.QKV,
-    "vit.blocks.*.attention.q_norm": params.QK_NORM,
-    "vit.blocks.*.attention.k_norm": params.QK_NORM,
-    "vit.blocks.*.attention.proj": params.OUTPUT_PROJECTION,
-    "vit.blocks.*.attention": params.ATTENTION_PRODUCTS,
-    "vit.blocks.*.feed_forward": params.FFN,
-    "vit.blocks.*.scale1": params.LAYER_SCALE,
-    "vit.blocks.*.scale2": params.LAYER_SCALE,
-    "vit.norm": params.FINAL_NORM,
-    "pooling": params.POOLING,
-    "pool_norm": params.POOLING,
-    "head": params.HEAD,
+    "front_end.projection": components.PATCH_EMBEDDING,
+    "front_end.prefix": components.PREFIX_TOKENS,
+    "front_end.position": components.POSITIONS,
+    "front_end.norm": components.LN_PRE,
+    "vit.blocks.*.norm1": components.NORMS,
+    "vit.blocks.*.norm2": components.NORMS,
+    "vit.blocks.*.attention.qkv": components.QKV,
+    "vit.blocks.*.attention.q_norm": components.QK_NORM,
+    "vit.blocks.*.attention.k_norm": components.QK_NORM,
+    "vit.blocks.*.attention.proj": components.OUTPUT_PROJECTION,
+    "vit.blocks.*.attention": components.ATTENTION_PRODUCTS,
+    "vit.blocks.*.feed_forward": components.FFN,
+    "vit.blocks.*.scale1": components.LAYER_SCALE,
+    "vit.blocks.*.scale2": components.LAYER_SCALE,
+    "vit.norm": components.FINAL_NORM,
+    "pooling": components.POOLING,
+    "pool_norm": components.POOLING,
+    "head": components.HEAD,
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import TINY
-from vitcli.analyses import params
+from vitcli.analyses.params import model_costs
 from vitcli.analyses.profile import attend, profile
 from vitcli.analyses.profiling import session as session_module
 from vitcli.analyses.profiling.components import OTHER
@@ -22,6 +22,7 @@ from vitcli.core.attention import ExplicitAttention
 from vitcli.core.taps import attentions
 from vitcli.errors import VitcliError
 from vitcli.models import LoadedModel
+from vitcli.results import components
 from vitcli.results.profile import ComponentTime, ProfileRun, WallTime
 
 
@@ -66,7 +67,7 @@ def test_figures_follow_from_one_another(tiny):
 def test_operations_are_those_of_params(changes):
     model = tiny_model(**changes)
     result = profile(model, ProfileSettings(batches=(1,), runs=1, ops=0))
-    table = params.model_costs(model.config, model.input_size)
+    table = model_costs(model.config, model.input_size)
     shares = {part.name: part.macs_share for part in table.components}
     assert result.macs_per_image == table.macs_per_image
     for part in result.runs[0].components:
@@ -181,14 +182,14 @@ def test_the_trace_is_one_step_in_chrome_format(tiny, tmp_path):
         trace = json.load(file)
     whole = [e for e in trace["traceEvents"] if e.get("name") == f"component: {OTHER}"]
     assert len(whole) == 1 and whole[0]["ph"] == "X" and whole[0]["dur"] > 0
-    blocks = [e for e in trace["traceEvents"] if e.get("name") == f"component: {params.FFN}"]
+    blocks = [e for e in trace["traceEvents"] if e.get("name") == f"component: {components.FFN}"]
     assert len(blocks) == TINY["depth"]
     assert all({"ph", "pid"} <= event.keys() for event in trace["traceEvents"])
 
 
 def test_the_verdict_is_arithmetic_on_the_figures():
     def run(batch: int, ffn: float, products: float) -> ProfileRun:
-        shares = {params.FFN: ffn, params.QKV: 0.2, params.ATTENTION_PRODUCTS: products}
+        shares = {components.FFN: ffn, components.QKV: 0.2, components.ATTENTION_PRODUCTS: products}
         parts = tuple(ComponentTime(n, s, s, 0.0) for n, s in shares.items())
         return ProfileRun(batch, "eager", "fused", images_per_s=2.0 * batch, components=parts)
 

@@ -62,6 +62,8 @@ def test_json_has_the_promised_shape(photo: Path) -> None:
         "weights": "fresh (seed 0)",
         "checkpoint": None,
     }
+    made_by = {key: answer[key] for key in ("engine", "device", "dtype")}
+    assert made_by == {"engine": "eager", "device": "cpu", "dtype": "float32"}
     assert len(answer["images"]) == 2
     image = answer["images"][0]
     assert image["path"] == str(photo)

@@ -69,7 +69,14 @@ def encode(
         for kind in tokens:
             vectors[kind] += list(select_tokens(model, output, kind))
         advance(len(images) + len(failed), max(len(paths), 1))
-    result = EncodeResult(model_info(model), tuple(images), tuple(failed))
+    result = EncodeResult(
+        model_info(model),
+        engine=model.engine,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        images=tuple(images),
+        failed=tuple(failed),
+    )
     return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
 
 

@@ -10,36 +10,25 @@ from dataclasses import dataclass
 
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.results.params import Component, ModelCosts, ParamsResult
-
-PATCH_EMBEDDING = "patch embedding"
-PREFIX_TOKENS = "prefix tokens"
-POSITIONS = "positions"
-LN_PRE = "norm before blocks"
-NORMS = "norms"
-QKV = "qkv"
-QK_NORM = "q/k norm"
-ATTENTION_PRODUCTS = "attention products"
-OUTPUT_PROJECTION = "output projection"
-FFN = "FFN"
-LAYER_SCALE = "LayerScale"
-FINAL_NORM = "final norm"
-POOLING = "pooling"
-HEAD = "head"
-
-FRONT_COMPONENTS = (PATCH_EMBEDDING, PREFIX_TOKENS, POSITIONS, LN_PRE)
-BLOCK_COMPONENTS = (
-    NORMS,
-    QKV,
-    QK_NORM,
+from vitcli.results.components import (
     ATTENTION_PRODUCTS,
-    OUTPUT_PROJECTION,
+    BLOCK_COMPONENTS,
+    COMPONENTS,
     FFN,
+    FINAL_NORM,
+    HEAD,
     LAYER_SCALE,
+    LN_PRE,
+    NORMS,
+    OUTPUT_PROJECTION,
+    PATCH_EMBEDDING,
+    POOLING,
+    POSITIONS,
+    PREFIX_TOKENS,
+    QK_NORM,
+    QKV,
 )
-LAST_COMPONENTS = (FINAL_NORM, POOLING, HEAD)
-COMPONENTS = (*FRONT_COMPONENTS, *BLOCK_COMPONENTS, *LAST_COMPONENTS)
-"""Every part of an encoder, in the order in which an image meets it."""
+from vitcli.results.params import Component, ModelCosts, ParamsResult
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 

@@ -22,8 +22,10 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
     yield (
         f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters "
         f"({model.parameters:,}), {model.depth} blocks, {model.hidden} hidden, "
-        f"{model.heads} heads, weights: {escape(model.weights)}"
+        f"{model.heads} heads"
     )
+    made_by = f"{result.engine} engine, {result.dtype} on {result.device}"
+    yield f"weights: {escape(model.weights)}; {made_by}"
     for image in result.images:
         yield from _image(image, every)
 
@@ -86,10 +88,13 @@ def figure(result: EncodeResult) -> Any:
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=image.path)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         if not axes.lines:
             axes.text(0.5, 0.5, "this encoder has no CLS", ha="center", transform=axes.transAxes)
-    if 1 < len(result.images) <= 8:
+    images = len(result.images)
+    if 1 < images <= 8:
         panels[-1].legend(fontsize=7)
-    drawing.suptitle(f"{result.model.name}, weights: {result.model.weights}", fontsize=10)
+    title = f"{result.model.name}, weights: {result.model.weights}"
+    drawing.suptitle(title if images == 1 else f"{title}; {images} images", fontsize=10)
     return drawing

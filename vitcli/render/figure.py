@@ -7,6 +7,7 @@ from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
+from vitcli.results.components import COMPONENTS, OTHER
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -23,6 +24,14 @@ def check_figure_file(path: Path | None) -> None:
         raise VitcliError(f"{path}: cannot draw this format", "one of " + ", ".join(SUFFIXES))
     if not path.parent.is_dir():
         raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+
+
+def component_colours() -> dict[str, tuple[float, float, float]]:
+    """A colour for each component of an encoder, the same in every figure."""
+    from matplotlib import colormaps
+
+    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    return dict(zip((*COMPONENTS, OTHER), colours, strict=False))
 
 
 def save_figure(drawing: Any, path: Path) -> None:

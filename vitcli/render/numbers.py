@@ -8,6 +8,11 @@ def exact(value: int) -> str:
     return f"{value:,}" if value else ""
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def short(value: int, units: str = "KMBT") -> str:
     """`85.8M`: three significant digits, by thousands; nothing for zero.
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.analyses.params import BLOCK_COMPONENTS, FRONT_COMPONENTS, LAST_COMPONENTS
 from vitcli.render.console import table
 from vitcli.render.numbers import exact, percent, short
+from vitcli.results.components import BLOCK_COMPONENTS, FRONT_COMPONENTS, LAST_COMPONENTS
 from vitcli.results.params import Component, ModelCosts, ParamsResult
 
 ROOM_FOR_EXACT = 120
@@ -186,12 +186,13 @@ def _rows(
 
 def figure(result: ParamsResult) -> Any:
     """Two panels, parameters and operations: a bar a model, stacked by component."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    from vitcli.render.figure import component_colours
+
     models = result.models
-    names = _present([c.name for c in models[0].components], models)
-    colours = dict(zip(names, colormaps["tab20"].colors, strict=False))  # type: ignore[attr-defined]
+    present = _present([c.name for c in models[0].components], models)
+    colours = component_colours()
     drawing = Figure(figsize=(10, 1.8 + 0.5 * len(models)), layout="constrained")
     panels = drawing.subplots(1, 2, sharey=True)
     for axes, (field, unit, title) in zip(
@@ -202,7 +203,7 @@ def figure(result: ParamsResult) -> Any:
         left = [0.0] * len(models)
         for index, name in enumerate(c.name for c in models[0].components):
             values = [getattr(model.components[index], field) / unit for model in models]
-            if name in colours:
+            if name in present:
                 axes.barh(range(len(models)), values, left=left, color=colours[name], label=name)
             left = [start + value for start, value in zip(left, values, strict=True)]
         axes.set_title(title, fontsize=10)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.render.console import table
+from vitcli.render.numbers import plural
 from vitcli.results.profile import ProfileResult, ProfileRun
 
 
@@ -40,8 +41,9 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
         f"{result.macs_per_image / 1e9:.2f} G multiply-accumulates an image"
     )
     yield (
-        f"{result.step}, {machine.dtype}, {escape(machine.device)}, {machine.threads} threads; "
-        f"{escape(machine.processor)}, {machine.system}, torch {machine.torch}"
+        f"{result.step}, {machine.dtype}, {escape(machine.device)}, "
+        f"{plural(machine.threads, 'thread')}; {escape(machine.processor)}, {machine.system}, "
+        f"torch {machine.torch}"
     )
     yield _runs(result)
     for run in result.runs:
@@ -152,25 +154,27 @@ def _operators(run: ProfileRun) -> Table:
 
 def figure(result: ProfileResult) -> Any:
     """Shares of the components per batch, and throughput against batch, one line an engine."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
+
+    from vitcli.render.figure import component_colours
 
     drawing = Figure(figsize=(10, 4), layout="constrained")
     shares, speed = drawing.subplots(1, 2)
     runs = [run for run in result.runs if run.components]
     bottoms = [0.0] * len(runs)
     names = dict.fromkeys(part.name for run in runs for part in run.components)
-    for name, colour in zip(names, colormaps["tab20"].colors, strict=False):  # type: ignore[attr-defined]
+    colours = component_colours()
+    for name in names:
         heights = [
             next((part.share for part in run.components if part.name == name), 0.0) for run in runs
         ]
-        shares.bar(
-            [str(run.batch) for run in runs], heights, bottom=bottoms, label=name, color=colour
-        )
+        batches = [str(run.batch) for run in runs]
+        shares.bar(batches, heights, bottom=bottoms, label=name, color=colours[name])
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
     shares.set(title="share of the time (eager)", xlabel="batch", ylim=(0, 1))
     if runs:
-        shares.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        shares.legend(fontsize=7, reverse=True, **place)  # as the bars are stacked
     else:
         shares.text(0.5, 0.5, "components are of the eager engine", ha="center")
     for engine in dict.fromkeys(run.engine for run in result.runs):
@@ -181,15 +185,16 @@ def figure(result: ProfileResult) -> Any:
         ]
         if points:
             speed.plot(*zip(*sorted(points), strict=True), marker="o", label=engine)
-    speed.set(title="throughput", xlabel="batch", ylabel="images/s", ylim=(0, None))
+    fastest = max((run.images_per_s or 0.0 for run in result.runs), default=0.0)
+    speed.set(title="throughput", xlabel="batch", ylabel="images/s", ylim=(0, 1.1 * fastest or 1))
     speed.set_xscale("log", base=2)
-    batches = sorted({run.batch for run in result.runs})
-    speed.set_xticks(batches, [str(batch) for batch in batches])
+    timed = sorted({run.batch for run in result.runs})
+    speed.set_xticks(timed, [str(batch) for batch in timed])
     speed.grid(alpha=0.3)
     speed.legend(fontsize=8)
     drawing.suptitle(
         f"{result.model.name}, {result.step}, {result.machine.dtype}, "
-        f"{result.machine.processor}, {result.machine.threads} threads",
+        f"{result.machine.processor}, {plural(result.machine.threads, 'thread')}",
         fontsize=10,
     )
     return drawing

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitcli.render.console import table
+from vitcli.render.numbers import plural
 from vitcli.results.train import HistoryRow, TrainResult, TrainSummary
 
 ROWS = 10
@@ -98,7 +99,7 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
     speed = "" if summary.images_per_s is None else f"; {summary.images_per_s:.0f} images/s"
     yield (
         f"lr {train['lr']:g}, warm-up {train['warmup']:g}, batch {train['batch']}, "
-        f"{train['epochs']} epochs, seed {train['seed']}{speed}"
+        f"{plural(train['epochs'], 'epoch')}, seed {train['seed']}{speed}"
     )
     if result.history:
         yield history_table(result.history)
@@ -210,7 +211,8 @@ def figure(result: TrainResult) -> Any:
         points = [(row.step, getattr(row, name)) for row in steps if getattr(row, name) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), alpha=0.3, linewidth=0.8, label="training batch")
-            axes.plot(*smoothed(points), color="C0", label="mean of 20")
+            if len(points) > 20:
+                axes.plot(*smoothed(points), color="C0", label="mean of 20")
         axes.plot(
             [row.step for row in tests],
             [getattr(row, f"val_{name}") for row in tests],
@@ -232,6 +234,7 @@ def figure(result: TrainResult) -> Any:
     twin.set_ylabel("learning rate")
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     summary, config = result.result, result.config

@@ -66,5 +66,9 @@ class EncodeResult:
     """The answer of `vitcli encode`."""
 
     model: ModelInfo
+    engine: str
+    """What ran the encoder: eager, compile or onnx."""
+    device: str
+    dtype: str
     images: tuple[EncodedImage, ...]
     failed: tuple[FailedImage, ...]

@@ -10,7 +10,6 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profiler
 
 from tests.conftest import tiny_encoder
-from vitcli.analyses import params
 from vitcli.analyses.profiling.components import (
     BACKWARD,
     MARK,
@@ -22,6 +21,7 @@ from vitcli.analyses.profiling.components import (
 )
 from vitcli.analyses.profiling.session import training_step
 from vitcli.core.taps import explicit_attention
+from vitcli.results import components
 
 
 def event(name: str, start: float, end: float, parent: Any = None, sequence: int = -1) -> Any:
@@ -38,18 +38,18 @@ def event(name: str, start: float, end: float, parent: Any = None, sequence: int
 def known_nest() -> list[Any]:
     """step 0-100 us; qkv 10-40 with an operator in an operator; FFN 50-90 with a norm 60-65."""
     step = event(MARK + OTHER, 0, 100)
-    qkv = event(MARK + params.QKV, 10, 40, step)
+    qkv = event(MARK + components.QKV, 10, 40, step)
     linear = event("aten::linear", 11, 39, qkv)
     addmm = event("aten::addmm", 12, 38, linear)
-    ffn = event(MARK + params.FFN, 50, 90, step)
+    ffn = event(MARK + components.FFN, 50, 90, step)
     wrapper = event("aten::linear", 55, 70, ffn)
-    norm = event(MARK + params.NORMS, 60, 65, wrapper)
+    norm = event(MARK + components.NORMS, 60, 65, wrapper)
     return [step, qkv, linear, addmm, ffn, wrapper, norm]
 
 
 def test_self_times_of_a_known_nest():
     seconds = component_times(known_nest())
-    expected = {OTHER: 30e-6, params.QKV: 30e-6, params.FFN: 35e-6, params.NORMS: 5e-6}
+    expected = {OTHER: 30e-6, components.QKV: 30e-6, components.FFN: 35e-6, components.NORMS: 5e-6}
     assert seconds == pytest.approx(expected)
     assert sum(seconds.values()) == pytest.approx(100e-6)  # the step, each instant once
     on_device = component_times(known_nest(), on_device=True)
@@ -58,40 +58,43 @@ def test_self_times_of_a_known_nest():
 
 def test_the_backward_pass_belongs_to_the_component_that_made_it():
     step = event(MARK + OTHER, 0, 100)
-    qkv = event(MARK + params.QKV, 10, 20, step)
+    qkv = event(MARK + components.QKV, 10, 20, step)
     # detach records nothing and carries the number of the next operator that does
     detach = event("aten::detach", 11, 12, qkv, sequence=7)
-    ffn = event(MARK + params.FFN, 20, 30, step)
+    ffn = event(MARK + components.FFN, 20, 30, step)
     addmm = event("aten::addmm", 21, 29, ffn, sequence=7)
     back = event(BACKWARD + "AddmmBackward0", 50, 75, step, sequence=7)
     inner = event("aten::mm", 51, 70, back, sequence=7)
     accumulate = event(BACKWARD + "torch::autograd::AccumulateGrad", 80, 85, step)
     seconds = component_times([step, qkv, detach, ffn, addmm, back, inner, accumulate])
-    assert seconds == pytest.approx({params.QKV: 10e-6, params.FFN: 35e-6, OTHER: 55e-6})
+    assert seconds == pytest.approx({components.QKV: 10e-6, components.FFN: 35e-6, OTHER: 55e-6})
 
 
 def test_a_nest_that_torch_recorded_adds_up_to_its_outer_range():
     x = torch.ones(64, 64)
     with torch_profiler(activities=[ProfilerActivity.CPU]) as recording, whole_step():
         x @ x
-        with record_function(MARK + params.FFN):
+        with record_function(MARK + components.FFN):
             nn.functional.linear(x, x)
-            with record_function(MARK + params.NORMS):
+            with record_function(MARK + components.NORMS):
                 nn.functional.layer_norm(x, (64,))
     events = {e.name: e.time_range.elapsed_us() * 1e-6 for e in recording.events()}
     seconds = component_times(recording.events())
-    whole, ffn, norms = (events[MARK + name] for name in (OTHER, params.FFN, params.NORMS))
-    expected = {OTHER: whole - ffn, params.FFN: ffn - norms, params.NORMS: norms}
+    whole, ffn, norms = (events[MARK + name] for name in (OTHER, components.FFN, components.NORMS))
+    expected = {OTHER: whole - ffn, components.FFN: ffn - norms, components.NORMS: norms}
     assert seconds == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("changes", "more"),
     [
-        ({}, {params.POSITIONS}),
-        ({"position": "rope2d", "layer_scale": 0.1}, {params.POSITIONS, params.LAYER_SCALE}),
-        ({"ln_pre": True, "pooling": "map", "pool_norm": True}, {params.LN_PRE}),
-        ({"attention": {"qk_norm": "head"}, "mlp": "gated"}, {params.QK_NORM}),
+        ({}, {components.POSITIONS}),
+        (
+            {"position": "rope2d", "layer_scale": 0.1},
+            {components.POSITIONS, components.LAYER_SCALE},
+        ),
+        ({"ln_pre": True, "pooling": "map", "pool_norm": True}, {components.LN_PRE}),
+        ({"attention": {"qk_norm": "head"}, "mlp": "gated"}, {components.QK_NORM}),
     ],
 )
 def test_components_of_an_encoder(changes, more, images):
@@ -107,11 +110,24 @@ def test_components_of_an_encoder(changes, more, images):
         whole_step(),
     ):
         encoder(images)
-    always = {params.PATCH_EMBEDDING, params.NORMS, params.QKV, params.ATTENTION_PRODUCTS,
-              params.OUTPUT_PROJECTION, params.FFN, params.FINAL_NORM, params.POOLING,
-              params.HEAD, OTHER}  # fmt: skip
+    always = {
+        *(
+            components.PATCH_EMBEDDING,
+            components.NORMS,
+            components.QKV,
+            components.ATTENTION_PRODUCTS,
+            OTHER,
+        ),
+        *(
+            components.OUTPUT_PROJECTION,
+            components.FFN,
+            components.FINAL_NORM,
+            components.POOLING,
+            components.HEAD,
+        ),
+    }
     seconds = component_times(recording.events())
-    assert always | more <= set(seconds) <= always | more | {params.POSITIONS}
+    assert always | more <= set(seconds) <= always | more | {components.POSITIONS}
     assert all(value > 0 for value in seconds.values())
     assert vars(encoder.front_end.position).keys() == before.keys()
     assert not any(module._forward_hooks or module._forward_pre_hooks for _, module in modules)
@@ -139,8 +155,8 @@ def test_products_and_softmax_are_apart_from_projections_when_explicit(images):
         whole_step(),
     ):
         encoder(images)
-    assert {"aten::softmax", "aten::bmm"} <= operators_of(recording, params.ATTENTION_PRODUCTS)
-    for component in (params.QKV, params.OUTPUT_PROJECTION, OTHER):
+    assert {"aten::softmax", "aten::bmm"} <= operators_of(recording, components.ATTENTION_PRODUCTS)
+    for component in (components.QKV, components.OUTPUT_PROJECTION, OTHER):
         assert not {"aten::softmax", "aten::bmm"} & operators_of(recording, component)
     assert "aten::add" in operators_of(recording, OTHER)  # the residual sums
 
@@ -165,6 +181,8 @@ def test_a_training_step_gives_its_backward_pass_to_components(images):
         name: value - component_times(forward_only)[name]
         for name, value in component_times(events).items()
     }
-    assert gained[params.FFN] > 0 and gained[params.QKV] > 0 and gained[params.NORMS] > 0
+    assert (
+        gained[components.FFN] > 0 and gained[components.QKV] > 0 and gained[components.NORMS] > 0
+    )
     assert sum(gained.values()) == pytest.approx(0, abs=1e-9)  # moved out of OTHER, not added
     assert -gained[OTHER] >= backward  # all of these went to a component

@@ -15,11 +15,25 @@ from typing import Any
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from vitcli.analyses import params
 from vitcli.core.block import Block
 from vitcli.core.encoder import VisionEncoder
+from vitcli.results.components import (
+    ATTENTION_PRODUCTS,
+    FFN,
+    FINAL_NORM,
+    HEAD,
+    LAYER_SCALE,
+    LN_PRE,
+    NORMS,
+    OTHER,
+    OUTPUT_PROJECTION,
+    PATCH_EMBEDDING,
+    POOLING,
+    POSITIONS,
+    QK_NORM,
+    QKV,
+)
 
-OTHER = "residual and other"
 MARK = "component: "
 BACKWARD = "autograd::engine::evaluate_function: "
 
@@ -33,27 +47,27 @@ def component_modules(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
     None of them contains another one.
     """
     front = encoder.front_end
-    points = [(params.PATCH_EMBEDDING, front.projection), (params.LN_PRE, front.norm)]
+    points = [(PATCH_EMBEDDING, front.projection), (LN_PRE, front.norm)]
     for block in encoder.vit.blocks:
         assert isinstance(block, Block)
         attention = block.attention
         points += [
-            (params.NORMS, block.norm1),
-            (params.QKV, attention.qkv),
-            (params.QK_NORM, attention.q_norm),
-            (params.QK_NORM, attention.k_norm),
-            (params.ATTENTION_PRODUCTS, attention.attend),
-            (params.OUTPUT_PROJECTION, attention.proj),
-            (params.LAYER_SCALE, block.scale1),
-            (params.NORMS, block.norm2),
-            (params.FFN, block.feed_forward),
-            (params.LAYER_SCALE, block.scale2),
+            (NORMS, block.norm1),
+            (QKV, attention.qkv),
+            (QK_NORM, attention.q_norm),
+            (QK_NORM, attention.k_norm),
+            (ATTENTION_PRODUCTS, attention.attend),
+            (OUTPUT_PROJECTION, attention.proj),
+            (LAYER_SCALE, block.scale1),
+            (NORMS, block.norm2),
+            (FFN, block.feed_forward),
+            (LAYER_SCALE, block.scale2),
         ]
     points += [
-        (params.FINAL_NORM, encoder.vit.norm),
-        (params.POOLING, encoder.pooling),
-        (params.POOLING, encoder.pool_norm),
-        (params.HEAD, encoder.head),
+        (FINAL_NORM, encoder.vit.norm),
+        (POOLING, encoder.pooling),
+        (POOLING, encoder.pool_norm),
+        (HEAD, encoder.head),
     ]
     return [(name, module) for name, module in points if not isinstance(module, nn.Identity)]
 
@@ -66,7 +80,7 @@ def component_ranges(encoder: VisionEncoder) -> Iterator[None]:
             _hook(stack, name, module)
         position = encoder.front_end.position  # its methods are called, not its forward
         for method in ("add", "bias", "rotation"):
-            setattr(position, method, _in_range(params.POSITIONS, getattr(position, method)))
+            setattr(position, method, _in_range(POSITIONS, getattr(position, method)))
             stack.callback(delattr, position, method)
         yield
 

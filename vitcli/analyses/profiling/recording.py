@@ -14,10 +14,9 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profiler
 
-from vitcli.analyses.params import COMPONENTS, ComponentCost
+from vitcli.analyses.params import ComponentCost
 from vitcli.analyses.profiling.components import (
     MARK,
-    OTHER,
     component_ranges,
     component_times,
     whole_step,
@@ -25,6 +24,7 @@ from vitcli.analyses.profiling.components import (
 from vitcli.analyses.profiling.machine import synchronise
 from vitcli.core.encoder import VisionEncoder
 from vitcli.files import atomic_write
+from vitcli.results.components import COMPONENTS, OTHER
 from vitcli.results.profile import ComponentTime, OperatorTime
 
 

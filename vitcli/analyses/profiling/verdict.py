@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitcli.analyses.params import (
-    ATTENTION_PRODUCTS,
-    FFN,
-    OUTPUT_PROJECTION,
-    QK_NORM,
-    QKV,
-    component_costs,
-)
+from vitcli.analyses.params import component_costs
 from vitcli.config.schema import EncoderConfig
+from vitcli.results.components import ATTENTION_PRODUCTS, FFN, OUTPUT_PROJECTION, QK_NORM, QKV
 from vitcli.results.profile import ProfileRun
 
 ATTENTION = (QKV, QK_NORM, ATTENTION_PRODUCTS, OUTPUT_PROJECTION)

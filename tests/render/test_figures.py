@@ -1,0 +1,71 @@
+"""What a reader needs of a figure: whole ticks where things are counted, a colour for a part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vitcli.analyses.params import params
+from vitcli.config.load import load_config
+from vitcli.config.schema import ModelConfig
+from vitcli.render import encode, train
+from vitcli.render.figure import component_colours
+from vitcli.render.params import figure as params_figure
+from vitcli.results import EncodedImage, EncodeResult, LayerNorms, ModelInfo
+from vitcli.results.components import COMPONENTS, OTHER
+from vitcli.results.train import HistoryRow, TrainResult, TrainSummary
+
+
+def whole(ticks: list[float]) -> bool:
+    return all(float(tick).is_integer() for tick in ticks)
+
+
+def encoded(images: int) -> EncodeResult:
+    layers = tuple(LayerNorms(i, f"block {i}", 1.0 + i, 2.0, 3.0, 0.5) for i in range(4))
+    image = EncodedImage("a", "RGB", 8, 8, "", (1, 3, 8, 8), (1, 5, 4), layers, 1.0, None)
+    model = ModelInfo("tiny", 1, 4, 3, 2, "fresh (seed 0)")
+    named = tuple(replace(image, path=str(i)) for i in range(images))
+    return EncodeResult(model, "eager", "cpu", "float32", named, ())
+
+
+def test_layers_are_counted_in_whole_numbers() -> None:
+    drawing = encode.figure(encoded(1))
+    assert all(whole(list(axes.get_xticks())) for axes in drawing.axes)
+
+
+@pytest.mark.parametrize(("images", "told"), [(1, False), (9, True)])
+def test_lines_without_a_legend_are_counted(images: int, told: bool) -> None:
+    assert (f"{images} images" in encode.figure(encoded(images)).get_suptitle()) is told
+
+
+def test_every_component_has_its_own_colour_in_every_figure() -> None:
+    colours = component_colours()
+    assert list(colours) == [*COMPONENTS, OTHER]
+    assert len(set(colours.values())) == len(colours)
+    for preset in ("vit-ti16", "clip-b16"):
+        drawing = params_figure(params([load_config(ModelConfig, preset)]))
+        bars = {
+            container.get_label(): container.patches[0].get_facecolor()[:3]
+            for container in drawing.axes[0].containers
+        }
+        assert bars["FFN"] == pytest.approx(colours["FFN"])
+
+
+def trained(steps: int) -> TrainResult:
+    rows = tuple(HistoryRow(i, float(i), 1.0, 0.5, 1e-3, 2.0) for i in range(1, steps + 1))
+    summary = TrainSummary("learned", 0.9, 0.1, 0.25, 0.8, 0.3, steps, None, None, 1.0, 1, 1, ())
+    config = {
+        "name": "tiny",
+        "encoder": {"norm_placement": "pre", "init": "trunc_normal"},
+        "train": {"warmup": 0},
+    }
+    return TrainResult(summary, rows, (), config)
+
+
+@pytest.mark.parametrize(("steps", "smooth"), [(3, False), (40, True)])
+def test_the_legend_names_the_curves_that_are_drawn(steps: int, smooth: bool) -> None:
+    loss = train.figure(trained(steps)).axes[0]
+    labels = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert "training batch" in labels and ("mean of 20" in labels) is smooth
+    assert whole(list(loss.get_xticks()))
