@@ -75,6 +75,24 @@ def test_another_file_is_encoded_by_the_same_model(place: Path, tmp_path: Path) 
     assert by_path.index == 4 and by_path.neighbours[0].path != "d/03.png"
 
 
+def test_one_of_the_images_is_known_under_every_path_to_it(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(place)
+    for path in (tmp_path / "link/in/d/03.png", place / "in/../in/d/03.png"):
+        assert neighbours(place / "out", str(path), count=1).index == 4
+    # Names as they were given, here two relative ones and an absolute one.
+    monkeypatch.chdir(place)
+    names = ("./in/d/01.png", "in/d/02.png", str(place / "in/d/03.png"))
+    encode_folder(REQUEST, load_model(REQUEST), Listing(names), tmp_path / "v", FolderOptions())
+    for number in (1, 2, 3):
+        by_name = [f"in/d/{number:02d}.png", f"./in/d/{number:02d}.png"]
+        for asked in (*by_name, str(place / by_name[0])):
+            found = neighbours(tmp_path / "v", asked)
+            assert len(found.neighbours) == 2, asked
+            assert found.cosine_mean < 1 - 1e-6
+
+
 def test_pictures_are_those_of_the_rows(place: Path) -> None:
     result = neighbours(place / "out", "d/03.png", count=3)
     first, *rest = pictures(result)

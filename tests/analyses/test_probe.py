@@ -13,14 +13,21 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from vitcli.analyses.encode_folder import encode_folder
+from vitcli.analyses.part_encoder import FolderOptions
 from vitcli.analyses.probe import Labelled, probe, wilson
 from vitcli.cli import app
+from vitcli.config.load import parse_setting
+from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
+from vitcli.jobs.listing import Listing
+from vitcli.models import load_model
 
-SMALL = [
-    f"--set=encoder.{s}"
-    for s in ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
-] + ["--image-size=16"]
+SETTINGS = [
+    f"encoder.{s}" for s in ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
+]
+SMALL = [f"--set={setting}" for setting in SETTINGS] + ["--image-size=16"]
+REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 16))
 
 
 def labelled(vectors: np.ndarray, labels: list[str], is_test: np.ndarray | None = None) -> Labelled:
@@ -114,5 +121,13 @@ def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
     assert said["failed"] == 1
     again = answer(tmp_path / "out", "--k", "3")
     assert {**again, "folder": ""} == {**said, "folder": ""}
+    # The same classes where the inputs were named one by one, from outside their folder.
+    model = load_model(REQUEST)
+    for name, inputs in {
+        "folders": tuple(str(path) for path in sorted((tmp_path / "in/train").iterdir())),
+        "files": tuple(str(path) for path in sorted((tmp_path / "in/train").rglob("*.png"))),
+    }.items():
+        encode_folder(REQUEST, model, Listing(inputs), tmp_path / name, FolderOptions())
+        assert answer(tmp_path / name, "--k", "1")["classes"] == ["dark", "light"]
     refused = answer(tmp_path / "out", *SMALL, code=2)
     assert "a model cannot change them" in str(refused["error"])

@@ -27,8 +27,9 @@ from vitcli.results.neighbours import Neighbour, NeighboursResult
 def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") -> NeighboursResult:
     """The `count` images of `folder` nearest to `image`, in one pass over the parts.
 
-    `image` is one of those encoded, named as in the table or by its path; or any other file, which
-    the same model then encodes. Of equally near ones the earlier rows come first.
+    `image` is one of those encoded, by its path or, where no such file is, by its name in the
+    table; or any other file, which the same model then encodes. Of equally near ones the earlier
+    rows come first.
 
     Raises:
         VitcliError: no vectors there, other weights than then, nothing to compare with.
@@ -74,10 +75,12 @@ def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") 
 
 def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray | None]:
     """The row and vector of an image that is among those encoded."""
-    names = {image, os.path.relpath(Path(image).absolute(), root)}
+    base, asked, there = Path(image).name, _place(Path(image)), os.path.lexists(image)
     for part in iterate_parts(folder):
         for place, name in enumerate(part.names):
-            if name not in names:
+            if not name.endswith(base):  # all but a few; the rest costs a look at the disk
+                continue
+            if (there or name != image) and _place(Path(root, name)) != asked:
                 continue
             if part.status[place] != OK:
                 raise VitcliError(
@@ -86,6 +89,11 @@ def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray
                 )
             return part.first + place, part.arrays["vector"][place]
     return None, None
+
+
+def _place(path: Path) -> Path:
+    """The one absolute path of a file; a link that is its last part stays one."""
+    return path.parent.resolve() / path.name
 
 
 def _encoded(model: LoadedModel, image: str, settings: dict[str, Any]) -> np.ndarray:

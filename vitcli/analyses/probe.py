@@ -47,7 +47,7 @@ class Labelled:
 
 
 def from_vectors(folder: Path) -> Labelled:
-    """Vectors that `vitcli encode` wrote; the class is the first folder of a path.
+    """Vectors that `vitcli encode` wrote; the class is the first folder that paths do not share.
 
     Below `train` with one of `val`, `valid`, `validation`, `test` beside it, it is the second, and
     `train` is what is learnt from.
@@ -64,6 +64,7 @@ def from_vectors(folder: Path) -> Labelled:
         failed += int((~good).sum())
         names += [name.split("/")[:-1] for name, ok in zip(part.names, good, strict=True) if ok]
         arrays.append(part.arrays["vector"][good].astype(np.float32))
+    names = _unshared(names)
     tops = {folders[0] for folders in names if folders}
     split = "train" in tops and len(tops) > 1 and tops <= set(SPLITS)
     depth = 1 if split else 0
@@ -79,6 +80,14 @@ def from_vectors(folder: Path) -> Labelled:
         failed,
         int((~kept).sum()),
     )
+
+
+def _unshared(names: list[list[str]]) -> list[list[str]]:
+    """Folders of paths without those that all begin with; as they are if all are the same."""
+    first, last = min(names, default=[]), max(names, default=[])
+    parting = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    shared = next(parting, min(len(first), len(last))) if first != last else 0
+    return [folders[shared:] for folders in names]
 
 
 def from_images(
