@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vitcli.cli.encode_folder import is_job
 from vitcli.errors import VitcliError
 from vitcli.jobs.entries import Entry
 from vitcli.jobs.listing import Listing
@@ -70,12 +71,71 @@ def test_lists_are_lines_or_nul_separated(tmp_path: Path) -> None:
         names(f"@{tmp_path}/none.txt")
 
 
+def test_lists_as_windows_writes_them(tmp_path: Path) -> None:
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes("a.jpg\r\nü.jpg\r\n".encode("utf-8-sig"))
+    assert names(f"@{marked}") == ["a.jpg", "ü.jpg"]
+    wide = tmp_path / "wide.txt"
+    wide.write_bytes("a.jpg\r\n".encode("utf-16"))
+    with pytest.raises(VitcliError, match="is UTF-16") as caught:
+        names(f"@{wide}")
+    assert "UTF-8" in caught.value.hint
+
+
 def test_stdin_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = io.BytesIO(b"one.jpg\ntwo.jpg\n")
 
     monkeypatch.setattr("sys.stdin", Stdin)
     assert names("-") == ["one.jpg", "two.jpg"]
+
+
+def test_a_closed_stdin_is_an_empty_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert names("-") == []
+
+
+def test_a_name_longer_than_the_system_takes_is_an_entry_like_others(tmp_path: Path) -> None:
+    touch(tmp_path / "a.jpg")
+    long = "x" * 300
+    assert names(f"{long}.jpg", f"{long}.tar", "a\0b") == ["a\0b", f"{long}.jpg", f"{long}.tar"]
+    lines = tmp_path / "lines.txt"
+    lines.write_text(f"{long}.tar\n{tmp_path}/a.jpg\n")
+    assert names(f"@{lines}") == [f"{tmp_path}/a.jpg", f"{long}.tar"]
+    assert is_job([f"{long}.jpg"], str(tmp_path))
+
+
+def test_folders_deeper_than_python_recurses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth = 1200
+    monkeypatch.chdir(tmp_path)
+    for _ in range(depth):
+        Path("d").mkdir()
+        os.chdir("d")
+    Path("a.jpg").touch()
+    os.chdir(tmp_path)
+    try:
+        assert names("d", "b.jpg") == ["b.jpg", "d/" * depth + "a.jpg"]
+        assert names("**/*.jpg") == ["d/" * depth + "a.jpg"]
+    finally:  # what pytest cannot
+        os.chdir("d/" * depth)
+        Path("a.jpg").unlink()
+        for _ in range(depth):
+            os.chdir("..")
+            Path("d").rmdir()
+
+
+def test_two_stars_follow_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path / "d/e/a.jpg", tmp_path / "d/b.jpg", tmp_path / "d/.hidden/c.jpg")
+    for number in range(8):  # followed, these are 8**40 folders
+        (tmp_path / f"d/e/{number}").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert names("**/*.jpg") == ["d/b.jpg", "d/e/a.jpg"]
+    assert names("./d/**/e/*.jpg") == ["./d/e/a.jpg"]
+    assert names("d/**", "x.jpg") == ["d/b.jpg", "d/e/a.jpg", "x.jpg"]
+    assert names("?/**/**/[a]*") == ["d/e/a.jpg"]
+    assert names(f"{tmp_path}/**/b.jpg") == [f"{tmp_path}/d/b.jpg"]
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
+from vitcli.inputs.paths import is_folder
 
 if TYPE_CHECKING:
     from vitcli.analyses.part_encoder import FolderOptions
@@ -138,7 +139,7 @@ def is_job(inputs: list[str], out: str | None) -> bool:
         if many is not None:
             raise VitcliError(f"{many}: many images", "name a folder for their vectors: --out DIR")
         return False
-    folder = Path(out).is_dir() or out.endswith("/") or not Path(out).suffix
+    folder = is_folder(out) or out.endswith("/") or not Path(out).suffix
     if folder and not inputs:
         raise VitcliError(f"--out {out}: a folder, but no images", "vitcli encode PATH --out DIR")
     if many is not None and not folder and Path(out).suffix in _FILES:
@@ -147,7 +148,7 @@ def is_job(inputs: list[str], out: str | None) -> bool:
 
 
 def _is_many(text: str) -> bool:
-    if text == "-" or Path(text).is_dir() or text.lower().endswith(".tar"):
+    if text == "-" or is_folder(text) or text.lower().endswith(".tar"):
         return True
     return not os.path.lexists(text) and (text.startswith("@") or glob.has_magic(text))
 
@@ -185,7 +186,7 @@ def run_job(
         more = " and more" if len(result.skipped_files) > len(first) else ""
         note(f"left out: {kinds}{more}; --any-suffix takes every file")
     if result.duplicates:
-        note(f"{result.duplicates:,} inputs were named more than once and have one row")
+        note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
     sys.stderr.write(summary(result) + "\n")
     if how["json"]:
         from vitcli.render.json import to_json

@@ -20,3 +20,8 @@ def _escape(character: str) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte that os.fsdecode kept as a lone surrogate
         return f"\\x{code - 0xDC00:02x}"
     return character.encode("unicode_escape").decode("ascii")
+
+
+def is_folder(path: str) -> bool:
+    """Also for what no file can be called; `Path.is_dir` raises for too long a name."""
+    return os.path.isdir(path)  # noqa: PTH112

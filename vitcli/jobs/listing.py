@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import functools
 import glob
+import itertools
 import os
 import sys
 from collections import Counter
@@ -15,7 +18,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from vitcli.errors import VitcliError
-from vitcli.inputs.paths import printable
+from vitcli.inputs.paths import is_folder, printable
 from vitcli.jobs.entries import Entry
 from vitcli.jobs.shards import count_suffix, members
 
@@ -56,7 +59,7 @@ class Listing:
     def root(self) -> str:
         """The folder that names are relative to: the only input, if that is a folder."""
         first = self.inputs[0]
-        return first if len(self.inputs) == 1 and Path(first).is_dir() else ""
+        return first if len(self.inputs) == 1 and is_folder(first) else ""
 
     def __iter__(self) -> Iterator[Entry]:
         for text in self.inputs:
@@ -64,43 +67,44 @@ class Listing:
 
     def _expand(self, text: str) -> Iterator[Entry]:
         if text == "-":
-            yield from self._listed(sys.stdin.buffer)
+            if sys.stdin is not None:  # closed
+                yield from self._listed(sys.stdin.buffer, "stdin")
         elif text.startswith("@") and not os.path.lexists(text):
             yield from self._list_file(text[1:])
-        elif Path(text).is_dir():
-            yield from self._walk(text, "" if self.root else _as_prefix(text), ())
+        elif is_folder(text):
+            yield from self._walk(text, "" if self.root else _as_prefix(text))
         elif os.path.lexists(text) or not glob.has_magic(text):
             yield from self._file(text, text)
         else:
             found = False
-            for match in glob.iglob(text, recursive=True):  # noqa: PTH207 (any bytes)
+            for match in _matches(text):
                 found = True
-                if not Path(match).is_dir():
+                if not is_folder(match):
                     yield from self._file(match, match)
                 elif "**" not in text:
-                    yield from self._walk(match, _as_prefix(match), ())
+                    yield from self._walk(match, _as_prefix(match))
             if not found:
                 raise VitcliError(f"{printable(text)}: matches no file")
 
     def _list_file(self, path: str) -> Iterator[Entry]:
         try:
             with Path(path).open("rb") as file:
-                yield from self._listed(file)
+                yield from self._listed(file, path)
         except OSError as error:
             raise VitcliError(
                 f"cannot read the list {printable(path)}: {error.strerror or error}",
                 "write one path a line",
             ) from error
 
-    def _listed(self, file: BinaryIO) -> Iterator[Entry]:
-        for line in _lines(file):
+    def _listed(self, file: BinaryIO, list_name: str) -> Iterator[Entry]:
+        for line in _lines(file, list_name):
             name = os.fsdecode(line)
             yield from self._file(name, name)
 
     def _file(self, path: str, name: str) -> Iterator[Entry]:
         """A file, or what is in it if it is a shard."""
         path, lower = os.path.abspath(path), path.lower()  # noqa: PTH100 (links stay as they are)
-        if lower.endswith(".tar") and Path(path).is_file():
+        if lower.endswith(".tar") and os.path.isfile(path):  # noqa: PTH113 (any name)
             yield from members(path, name, image_suffixes(), self.any_suffix, self.skipped)
         elif lower.endswith(_COMPRESSED):
             error = "a compressed shard cannot be read at any place: decompress it first"
@@ -108,26 +112,30 @@ class Listing:
         else:
             yield Entry(name, path)
 
-    def _walk(
-        self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]
-    ) -> Iterator[Entry]:
+    def _walk(self, folder: str, prefix: str) -> Iterator[Entry]:
         """The files below a folder; `prefix` is what their names begin with."""
-        try:
-            status = Path(folder).stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity in above or (self.out and self.out.exists() and self.out.samefile(folder)):
-                return
-            found = os.scandir(folder)
-        except OSError as error:
-            name = prefix.rstrip("/") or folder
-            yield Entry(name, folder, code="unreadable", error=f"folder: {error.strerror or error}")
-            return
-        with found:
-            for item in found:
-                if _is_folder(item):
-                    yield from self._walk(item.path, f"{prefix}{item.name}/", (*above, identity))
-                elif self._taken(item.name):
-                    yield from self._file(item.path, prefix + item.name)
+        waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(folder, prefix, ())]
+        while waiting:
+            folder, prefix, above = waiting.pop()
+            try:
+                status = Path(folder).stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity in above or self._is_out(folder):
+                    continue
+                found = os.scandir(folder)
+            except OSError as error:
+                name, reason = prefix.rstrip("/") or folder, error.strerror or error
+                yield Entry(name, folder, code="unreadable", error=f"folder: {reason}")
+                continue
+            with found:
+                for item in found:
+                    if _is_folder(item):
+                        waiting.append((item.path, f"{prefix}{item.name}/", (*above, identity)))
+                    elif self._taken(item.name):
+                        yield from self._file(item.path, prefix + item.name)
+
+    def _is_out(self, folder: str) -> bool:
+        return bool(self.out and self.out.exists() and self.out.samefile(folder))
 
     def _taken(self, name: str) -> bool:
         suffix = Path(name).suffix.lower()
@@ -135,6 +143,28 @@ class Listing:
             return True
         count_suffix(self.skipped, suffix)
         return False
+
+
+def _matches(pattern: str, under: str = "") -> Iterator[str]:
+    """What a glob matches. `**` stands for folders that are neither hidden nor links.
+
+    Not `glob`'s own `**`, which follows links, in circles too.
+    """
+    parts = pattern.split("/")
+    if "**" not in parts:
+        found = glob.iglob(pattern, root_dir=under or None)  # noqa: PTH207 (any bytes)
+        yield from (under + match for match in found)
+        return
+    at = parts.index("**")
+    head = "/".join([*parts[:at], ""])
+    tail = "/".join(itertools.dropwhile("**".__eq__, parts[at:])) or "*"
+    below = list(_matches(head, under)) if at and glob.has_magic(head) else [under + head]
+    while below:
+        folder = below.pop()
+        yield from _matches(tail, folder)
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as inside:
+            folders = (item.name for item in inside if item.is_dir(follow_symlinks=False))
+            below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
 
 
 def _is_folder(item: os.DirEntry[str]) -> bool:
@@ -148,12 +178,16 @@ def _as_prefix(folder: str) -> str:
     return folder if folder.endswith("/") else folder + "/"
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     """Lines, or NUL-separated records if there is a NUL in the first megabyte; no empty ones."""
     separator: bytes | None = None
     rest = b""
     while chunk := file.read(_CHUNK):
-        separator = separator or (b"\0" if b"\0" in chunk else b"\n")
+        if separator is None:
+            if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in chunk:
+                raise VitcliError(f"the list {printable(name)} is UTF-16", "save it as UTF-8")
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
+            separator = b"\0" if b"\0" in chunk else b"\n"
         *whole, rest = (rest + chunk).split(separator)
         yield from _cleaned(whole, separator)
     yield from _cleaned([rest], separator or b"\n")
