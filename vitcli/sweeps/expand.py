@@ -75,7 +75,7 @@ def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(sweep: Sweep, command: Command) -> None:
-    """Have the command's own parser read every trial's arguments before any of them is run.
+    """Have the command's own parser read every value of every option before any trial is run.
 
     Raises:
         VitcliError: with the arguments it refuses.
@@ -83,7 +83,12 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
     trials = expand(sweep)
     if sweep.search:
         trials = repeats(sweep, draw(sweep.space, 1, 0)[0])
+    read: set[tuple[str, str]] = set()
     for trial in trials:
+        values = {(key, repr(value)) for key, value in trial.params.items()}
+        if read and values <= read:
+            continue
+        read |= values
         shown = command.name
         try:
             arguments = command.arguments(trial.params)
