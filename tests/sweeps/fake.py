@@ -5,7 +5,8 @@
 
 What it does is up to `--norm`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice` (prints two
 values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide` (kill -9 the
-first time it runs with these options); with `orphan` in it, it leaves a child behind.
+first time it runs with these options); with `orphan` in it, it leaves a child behind,
+with `deaf` it ignores SIGTERM.
 """
 
 import json
@@ -29,13 +30,16 @@ def main() -> int:
     if kind == "crash":
         print("error: it broke", file=sys.stderr)
         return 1
-    if kind == "hang":
-        time.sleep(60)
     if kind == "slow":
         time.sleep(0.2)
+    if "deaf" in kind:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note("deaf")
     if "orphan" in kind and os.fork() == 0:
         time.sleep(60)
         os._exit(0)
+    if "hang" in kind:
+        time.sleep(60)
     if "suicide" in kind and open(log).read().count(f"start {command} {words}\n") == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "garbage":

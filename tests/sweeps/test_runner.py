@@ -317,6 +317,24 @@ def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) ->
     assert (outcome.ran, outcome.counts.failed, outcome.counts.done) == (2, 1, 1)
 
 
+def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
+    text = HEAD + "grid: {norm: [deaf-orphan-hang], lr: [1, 2, 3]}\njobs: 3"
+
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            sweeper.run(text)
+            os._exit(3)
+
+    pid = sweeper.fork(work)
+    _until(lambda: len(sweeper.counts("deaf")) == 3)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGINT)
+    assert wait(pid) == 0
+    _until(lambda: not any(place.is_held() for place in Results(sweeper.out).trials()))
+
+
 def test_a_full_disk_ends_the_trials_and_the_sweep(
     sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ class Child:
         """Its exit code once it has ended; what it left running is ended too."""
         code = self.process.poll()
         if code is not None:
-            self._signal(signal.SIGKILL)
+            self.kill()
         return code
 
     def ask_to_end(self) -> None:
@@ -75,8 +75,12 @@ class Child:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            self._signal(signal.SIGKILL)
+            self.kill()
         return self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to it and all it started."""
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         # The group outlives its leader: what the trial left behind goes too.

@@ -243,19 +243,27 @@ class Runner:
         time.sleep(POLL_S if longest < 5 else SLOW_POLL_S)
 
     def _interrupt(self) -> None:
-        for slot in self._slots:
-            if slot.child:
-                slot.child.ask_to_end()
+        """Ask the trials to end, and put down how each did; a second Ctrl-C ends them at once."""
+        children = [slot.child for slot in self._slots if slot.child]
+        try:
+            for child in children:
+                child.ask_to_end()
+            for slot in list(self._slots):
+                self._put_down(slot)
+        finally:
+            for child in children:
+                child.kill()
+
+    def _put_down(self, slot: _Slot) -> None:
         full = contextlib.suppress(VitcliError, OSError)  # perhaps the disk is the reason
-        for slot in list(self._slots):
-            if slot.child and slot.place:
-                code = slot.child.end()
-                with full:
-                    finished = code == 0 and not slot.place.keep_result()
-                    self._close(slot, "done" if finished else "interrupted", code)
+        if slot.child and slot.place:
+            code = slot.child.end()
             with full:
-                self.study.give_up(slot.claim, again=True)
-            slot.claim.release()
+                finished = code == 0 and not slot.place.keep_result()
+                self._close(slot, "done" if finished else "interrupted", code)
+        with full:
+            self.study.give_up(slot.claim, again=True)
+        slot.claim.release()
 
     def _count(self, state: State, text: str) -> None:
         self._ran += 1
