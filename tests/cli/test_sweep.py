@@ -75,7 +75,13 @@ def test_tables_read_at_80_columns_and_name_what_failed(toy: Path) -> None:
 def test_one_trial_is_shown_with_the_command_that_reproduces_it(toy: Path) -> None:
     trial = json.loads(run(toy, "--json", code=1).stdout)["trials"][0]
     shown = run("--report", "runs/toy", "--show", trial["id"][:5]).stdout
-    assert f"run:   {trial['command']}" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("run:")]
+    printed = line.removeprefix("run:").strip()
+    assert trial["command"] in printed
+    typed = subprocess.run(printed, shell=True, cwd="/", capture_output=True, check=True,
+                           env={**os.environ, "OMP_NUM_THREADS": "64"})  # fmt: skip
+    place = Path("runs/toy/trials") / trial["id"]
+    assert json.loads(typed.stdout) == json.loads((place / "result.json").read_text())
     again = subprocess.run(shlex.split(trial["command"]), capture_output=True, check=True,
                            env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert json.loads(again.stdout)["result"]["score"] == trial["metrics"]["score"]
@@ -116,6 +122,10 @@ def test_files_of_a_report(toy: Path) -> None:
         (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
         (["toy.yaml", "--plot", "a.png", "--plot-kind", "pie"], "--plot-kind pie"),
         (["toy.yaml", "--csv", "no/a.csv"], "no folder"),
+        (["--report", "runs", "--jobs", "2"], "--jobs does nothing: --report runs nothing"),
+        (["--report", "runs", "--retry-failed"], "--retry-failed does nothing"),
+        (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort does nothing: --dry-run"),
+        (["toy.yaml", "--metric", "score"], "--metric does nothing: there is no --plot"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(toy: Path, arguments: list[str], message: str) -> None:
@@ -155,6 +165,16 @@ def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
     assert "1 trials are left" in run(toy, code=1).stderr
     os.close(lock)
     run(toy)
+
+
+def test_a_storage_given_once_is_known_to_the_report(toy: Path) -> None:
+    """What another machine did is in the storage alone."""
+    toy.write_text("command: train-shapes\ngrid: {lr: [0.1, 0.2]}\nmetrics: [result.score]")
+    url = "sqlite:///shared.db"
+    run(toy, "--storage", url, "--out", "one")
+    run(toy, "--storage", url, "--out", "two")
+    for place in ("one", "two"):
+        assert json.loads(run("--report", place, "--json").stdout)["states"] == {"done": 2}
 
 
 def test_commands_are_known_by_their_own_parsers() -> None:

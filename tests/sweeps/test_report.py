@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from tests.sweeps.test_runner import _running
 from vitcli.errors import VitcliError
 from vitcli.sweeps.export import write_csv, write_parquet
 from vitcli.sweeps.metrics import lookup
-from vitcli.sweeps.report import never_found, spread
+from vitcli.sweeps.report import never_found, report, spread
 from vitcli.sweeps.trialdir import Results
 
 TEXT = """
@@ -58,6 +60,22 @@ def test_what_is_no_number_has_no_place_in_a_mean(sweeper: Sweeper) -> None:
     found = sweeper.report(text, sort="score")
     assert [t.metrics["score"] for t in found.trials] == [0.5, 0.51, None, None]
     assert [len(g.metrics) for g in found.groups] == [1, 0]
+
+
+def test_a_report_needs_no_right_to_write(done: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise PermissionError(path)
+        return real(path, flags, *rest, **more)
+
+    place = next(Results(done.out).trials())
+    status = json.loads((place.path / "status").read_text())
+    (place.path / "status").write_text(json.dumps({**status, "state": "running"}))
+    sweep = done.load(TEXT)
+    monkeypatch.setattr(os, "open", read_only)
+    assert dict(report(sweep, Results(done.out)).states) == {"done": 8, "interrupted": 1}
 
 
 def test_a_spread_needs_two_numbers() -> None:

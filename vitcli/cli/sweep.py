@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,6 +125,38 @@ def sweep(
     from vitcli.sweeps.report import report as gather
     from vitcli.sweeps.trialdir import Results
 
+    _check_together(
+        {
+            "--report runs nothing": (
+                report,
+                {
+                    "--jobs": jobs,
+                    "--timeout": timeout,
+                    "--dry-run": dry_run,
+                    "--fail-fast": fail_fast,
+                    "--retry-failed": retry_failed,
+                },
+            ),
+            "--dry-run has nothing to report": (
+                dry_run,
+                {
+                    "--where": where,
+                    "--sort": sort,
+                    "--group": group,
+                    "--each": each,
+                    "--stale": stale,
+                    "--show": show,
+                    "--csv": csv,
+                    "--parquet": parquet,
+                    "--plot": plot,
+                },
+            ),
+            "there is no --plot": (
+                plot is None,
+                {"--metric": metric, "--plot-kind": plot_kind != "auto"},
+            ),
+        }
+    )
     check_figure_file(plot)
     check_kind(plot_kind)
     check_files(csv, parquet)
@@ -172,6 +205,14 @@ def sweep(
         note(f"a trial's command: vitcli sweep --report {shlex.quote(str(place))} --show TRIAL")
     if code:
         raise typer.Exit(code)
+
+
+def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
+    """Refuse options that would do nothing beside the others."""
+    for reason, (holds, options) in rules.items():
+        idle = [name for name, given in options.items() if given]
+        if holds and idle:
+            raise VitcliError(f"{idle[0]} does nothing: {reason}", f"leave out {', '.join(idle)}")
 
 
 def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
@@ -236,7 +277,7 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
     from vitcli.sweeps.study import Study
 
     check_platform()
-    results.create(sweep.name, sweep.source)
+    results.create(sweep.name, sweep.source, sweep.storage)
     study = Study(sweep, results, retry_failed)
     # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
     if len(errors) > 5:
         yield f"and {len(errors) - 5} more"
     if report.objective and (best := _best(report)):
-        yield f"best ({escape(report.objective)}): {best.id[:SHORT_ID]}  {escape(best.command)}"
+        yield f"best ({escape(report.objective)}): {best.id[:SHORT_ID]}"
+        yield f"run: {escape(reproducing(best))}"
 
 
 def one_trial(trial: SweepTrial) -> Iterator[str]:
@@ -50,9 +52,15 @@ def one_trial(trial: SweepTrial) -> Iterator[str]:
         yield f"[red]{escape(trial.error)}[/]"
     if trial.directory:
         yield f"files: {escape(trial.directory)}"
-    if trial.cwd:
-        yield f"in:    {escape(trial.cwd)}"
-    yield f"run:   {escape(trial.command or 'not started yet')}"
+    yield f"run:   {escape(reproducing(trial) or 'not started yet')}"
+
+
+def reproducing(trial: SweepTrial) -> str:
+    """A shell's line that runs the trial again, from wherever it is typed."""
+    if not trial.command:
+        return ""
+    threads = f"OMP_NUM_THREADS={trial.threads} " if trial.threads else ""
+    return f"(cd {shlex.quote(trial.cwd)} && {threads}{trial.command})"
 
 
 def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:

@@ -34,6 +34,8 @@ class SweepTrial:
     """Where its files are; empty when another machine has them."""
     host: str
     curve: Curve | None = None
+    threads: int | None = None
+    """What OMP_NUM_THREADS was: with another number, sums are rounded and clocks run otherwise."""
 
 
 @dataclass(frozen=True)

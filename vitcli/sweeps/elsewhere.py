@@ -39,6 +39,7 @@ def tell(sweep: Sweep, trial: Trial, place: TrialDir, result: Mapping[str, Any])
         "wall_s": status.wall_s,
         "attempts": status.attempts,
         "host": status.host,
+        "threads": status.threads,
         "command": config.get("run", ""),
         "cwd": config.get("cwd", ""),
     }
@@ -74,5 +75,6 @@ def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
                 cwd=told.get("cwd", ""),
                 directory="",
                 host=told.get("host", ""),
+                threads=told.get("threads"),
             )
     return found

@@ -13,7 +13,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.results.sweep import SweepReport
 
-FACTS = ("wall_s", "attempts", "error", "command", "cwd", "directory", "host")
+FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")
 
 
 def rows(report: SweepReport) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def is_held(path: Path) -> bool:
     """Whether any process holds `path`; one that was never locked is free."""
     if not path.exists():
         return False
-    fd = _open(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # also in a directory that others own
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False

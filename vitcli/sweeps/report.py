@@ -151,6 +151,7 @@ def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
         directory=str(place.path),
         host=status.host,
         curve=curve,
+        threads=status.threads,
     )
 
 

@@ -152,8 +152,8 @@ class Results:
     def journal(self) -> Path:
         return self.root / "study.journal"
 
-    def create(self, name: str, source: str) -> None:
-        """Make the directory and keep a copy of the sweep's file in it.
+    def create(self, name: str, source: str, storage: str | None = None) -> None:
+        """Make the directory and keep the sweep's file in it, with its name and storage.
 
         Raises:
             VitcliError: it holds another sweep, or something that is no sweep.
@@ -167,7 +167,7 @@ class Results:
                 there = read_yaml(self.sweep_file).data.get("name")
                 if there != name:
                     raise VitcliError(f"{self.root} holds the sweep {there!r}", "another --out")
-            _write(self.sweep_file, _named(text, name))
+            _write(self.sweep_file, _kept(text, name=name, storage=storage))
             if not (self.root / "id").exists():
                 _write(self.root / "id", uuid.uuid4().hex)
 
@@ -214,18 +214,17 @@ def shown_command(program: Sequence[str] | None, arguments: Sequence[str]) -> st
     return shlex.join([*(program or ["vitcli"]), *arguments])
 
 
-def _named(text: str, name: str) -> str:
-    """The file under the name that its path gave it; only its data if that cannot go on top."""
+def _kept(text: str, **given: str | None) -> str:
+    """The file with what its path and the options say; only its data if that cannot go on top."""
     data = parse_yaml(text, "").data
-    if "name" in data:
-        return text
-    data = {"name": name, **data}
-    named = f"name: {json.dumps(name)}\n{text}"
+    given = {key: value for key, value in given.items() if value not in (None, data.get(key))}
+    wanted = {**given, **data, **given}
+    longer = "".join(f"{key}: {json.dumps(value)}\n" for key, value in given.items()) + text
     try:
-        fits = parse_yaml(named, "").data == data
-    except VitcliError:  # a flow mapping, a `---`, a byte order mark
+        fits = parse_yaml(longer, "").data == wanted
+    except VitcliError:  # a flow mapping, a `---`, a byte order mark, a key that is there
         fits = False
-    return named if fits else dump_yaml(data)
+    return longer if fits else dump_yaml(wanted)
 
 
 def _write(path: Path, text: str) -> None:
