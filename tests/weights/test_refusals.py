@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as T
 from safetensors.torch import load_file, save_file
 
+from tests.parity.compare import randomised
+from tests.parity.hf import SMALL
 from tests.weights.sources import BLOCK0, edited, reconfigured, vit_folder
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
@@ -143,6 +146,28 @@ def test_a_bare_file_is_settled_by_options(tmp_path: Path) -> None:
     assert loaded.report.preprocess_by is None
 
 
+@pytest.mark.parametrize(
+    ("position", "family", "pooling"),
+    [("learned", "hf-vit", "cls"), ("sincos2d", "hf-mae", "none")],
+)
+def test_a_bare_file_of_two_families_is_no_guess(
+    position: str, family: str, pooling: str, tmp_path: Path
+) -> None:
+    """ViT without its pooler and ViT-MAE name every tensor alike."""
+    model = randomised(T.ViTMAEModel(T.ViTMAEConfig(**SMALL))).float()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    settings = ["encoder.heads=2", "encoder.norm_eps=1e-12", "encoder.activation=gelu"]
+    told = refusal(tmp_path, overrides=[parse_setting(text) for text in settings])
+    assert "hf-vit and hf-mae name their tensors alike" in told
+    choice = f"encoder.position={position}"
+    assert f"--set {choice} ({family})" in told
+    chosen = [parse_setting(text) for text in (*settings, choice)]
+    loaded = load_weights(str(tmp_path), overrides=chosen)
+    assert loaded.report.family == family
+    assert (loaded.config.encoder.position, loaded.config.encoder.pooling) == (position, pooling)
+
+
 def test_a_preset_of_another_shape_is_a_contradiction(tmp_path: Path) -> None:
     vit_folder(tmp_path)
     (tmp_path / "config.json").unlink()
@@ -208,8 +233,29 @@ def test_a_pickle_with_code_names_what_it_asked_for_and_runs_nothing(tmp_path: P
     told = refusal(tmp_path / "evil.bin")
     assert "touch" in told or "getattr" in told or "Path" in told
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Evil()))
-    refusal(tmp_path / "plain.pt")
+    assert "torch.save" in refusal(tmp_path / "plain.pt")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"hello", "file.pth: truncated or not a PyTorch checkpoint | "),
+        (pickle.dumps({"a": 1}, protocol=4), "a pickle that torch.save did not write"),
+        (b"PK\x03\x04" + b"x" * 99, "finding central directory) | "),
+    ],
+)
+def test_reasons_are_whole_sentences_without_warnings(
+    content: bytes, told: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "file.pth").write_bytes(content)
+    assert told in refusal(tmp_path / "file.pth")
+    assert not recwarn.list
+
+
+def test_a_checkpoint_of_another_kind_is_named(tmp_path: Path) -> None:
+    torch.save({"layer1.0.conv1.weight": torch.zeros(2)}, tmp_path / "resnet.pth")
+    assert "resnet.pth: its tensors fit no family" in refusal(tmp_path / "resnet.pth")
 
 
 def test_training_leftovers_name_their_class(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitcli.weights.tensors import read_tensors
+from vitcli.weights.formats import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

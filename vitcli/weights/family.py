@@ -109,6 +109,8 @@ class Family:
         verified: what the family was compared with.
         signature: names that must all be there once prefix and aliases are applied.
         absent: names that must not be there.
+        told_by: a setting of ours, and the value of it that tells this family from another of the
+            same names, where no foreign config names the model.
         model_types: the values of the foreign config's `model_type` (or its like) it answers to.
         prefixes: where in a larger model the encoder may stand; tried in order.
         aliases: (pattern, replacement) regular expressions that turn other spellings into the
@@ -138,6 +140,7 @@ class Family:
     signature: tuple[str, ...]
     renames: Renames
     absent: tuple[str, ...] = ()
+    told_by: tuple[str, Value] | None = None
     model_types: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
     aliases: tuple[tuple[str, str], ...] = ()

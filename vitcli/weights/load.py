@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +122,8 @@ def plan_weights(
     tensors = checkpoint.tensors
     if "front_end.projection.weight" in tensors:
         return _own(checkpoint, preset, overrides)
-    family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint))
+    known = {**(preset.encoder.model_dump() if preset else {}), **_encoder_settings(overrides)}
+    family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint), known, source)
     match = assign(tensors, family, prefix, spelled)
     parts = match.parts
     shapes = {n: shape for n, part in parts.items() if (shape := part.try_shape()) is not None}
@@ -184,6 +186,11 @@ def _with_preprocess(
 def _model_type(checkpoint: Checkpoint) -> str | None:
     kind = checkpoint.configs.get("config.json", {}).get("model_type")
     return str(kind) if kind else None
+
+
+def _encoder_settings(overrides: Sequence[Setting]) -> dict[str, Any]:
+    """The user's settings of the encoder itself, those of its sections left out."""
+    return {s.path[1]: s.value for s in overrides if len(s.path) == 2 and s.path[0] == "encoder"}
 
 
 def _per_head(name: str) -> str:

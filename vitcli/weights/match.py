@@ -105,12 +105,22 @@ class Match:
 
 
 def detect(
-    tensors: Tensors, families: Sequence[Family], model_type: str | None
+    tensors: Tensors,
+    families: Sequence[Family],
+    model_type: str | None,
+    known: Mapping[str, Any],
+    source: str,
 ) -> tuple[Family, str, dict[str, str]]:
     """The family, its prefix, and the file's names by the spelling of the family's tables.
 
+    Args:
+        model_type: what the config beside the weights calls the model, None where there is none.
+        known: settings of the encoder by the preset and the user, for families of the same names.
+        source: what the errors call the checkpoint.
+
     Raises:
-        VitcliError: no family fits the names, or none that fits answers to `model_type`.
+        VitcliError: no family fits the names, none that fits answers to `model_type`, or several
+            do and nothing tells which it is.
     """
     fits: list[tuple[Family, str]] = []
     # Names that differ in a part that is a number are of one kind; one of each is enough to see.
@@ -130,9 +140,11 @@ def detect(
     if not fits:
         some = ", ".join(sorted(tensors)[:4])
         raise VitcliError(
-            f"the tensors fit no family that is known (they begin {some})",
+            f"{source}: its tensors fit no family that is known (they begin {some})",
             "`vitcli families` lists what is read",
         )
+    if not model_type:
+        fits = _told_apart(fits, known, source)
     for family, prefix in fits:
         if not (model_type and family.model_types) or model_type in family.model_types:
             return family, prefix, _spell_all(tensors, prefix, family)
@@ -141,6 +153,28 @@ def detect(
         f"the config says model_type {model_type!r}, the tensors are named as in {names}",
         "`vitcli families` lists what is read; is config.json that of these weights?",
     )
+
+
+def _told_apart(
+    fits: list[tuple[Family, str]], known: Mapping[str, Any], source: str
+) -> list[tuple[Family, str]]:
+    """The fits without those whose `told_by` another one meets."""
+    twins = [fit for fit in fits if fit[0].told_by]
+    if len(twins) < 2:
+        return fits
+    told = [fit for fit in twins if fit[0].told_by in known.items()]
+    if not told:
+        choices = ", ".join(
+            f"--set encoder.{key}={value} ({family.name})"
+            for family, _ in twins
+            for key, value in [family.told_by or ("", "")]
+        )
+        raise VitcliError(
+            f"{source}: {' and '.join(family.name for family, _ in twins)} name their tensors "
+            "alike, and nothing tells which this is",
+            f"config.json beside the weights, --preset NAME, or {choices}",
+        )
+    return told
 
 
 def _spell(name: str, prefix: str, family: Family) -> str:

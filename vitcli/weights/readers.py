@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.errors import VitcliError
+from vitcli.weights.formats import READERS, read_tensors
 from vitcli.weights.hub import download, is_hub_id
 from vitcli.weights.preprocessing import PROCESSORS
-from vitcli.weights.tensors import READERS, Tensors, read_tensors
+from vitcli.weights.tensors import Tensors
 
 SNAPSHOT_CONFIG = "config.yaml"
 """vitcli's own config, which stands beside the weights of its snapshots."""
