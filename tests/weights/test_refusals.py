@@ -244,6 +244,7 @@ def test_a_pickle_with_code_names_what_it_asked_for_and_runs_nothing(tmp_path: P
         (pickle.dumps({"a": 1}, protocol=4), "a pickle that torch.save did not write"),
         (b"PK\x03\x04" + b"x" * 99, "finding central directory) | "),
     ],
+    ids=["text", "plain pickle", "broken zip"],
 )
 def test_reasons_are_whole_sentences_without_warnings(
     content: bytes, told: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
@@ -312,6 +313,19 @@ def test_hub_ids_in_a_fresh_process(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not in the hub's cache, and the hub is not reached" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_without_a_network_there_are_two_lines_and_no_second_try(tmp_path: Path) -> None:
+    """Port 9 refuses at once; what was retried would be told on stderr."""
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "vitcli", "params", "--weights", "no-one/no-such-model"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert "the hub is not reached" in first and second.strip().startswith("try:")
 
 
 def test_hub_ids_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

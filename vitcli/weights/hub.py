@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -21,6 +22,8 @@ _CHOICES = (
 )
 """Patterns of the files of one checkpoint, best first; only the first that is there is fetched."""
 _CONFIGS = ["*.json", "config.yaml"]
+ANSWER_S = 10
+"""Seconds that the hub may take to list a repository."""
 
 
 def is_hub_id(source: str) -> bool:
@@ -46,12 +49,10 @@ def download(source: str) -> Path:
         ) from error
     try:
         files = [] if constants.HF_HUB_OFFLINE else _listed(repo, revision or None)
-        folder = snapshot_download(
-            repo,
-            revision=revision or None,
-            allow_patterns=[*_CONFIGS, *files] if files else None,
-            local_files_only=not files,
-        )
+        if not files:
+            return _cached(repo, revision or None)
+        wanted = [*_CONFIGS, *files]
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
     except LocalEntryNotFoundError as error:
         raise VitcliError(
             f"--weights {source}: no such path, not in the hub's cache, and the hub is not reached",
@@ -62,7 +63,29 @@ def download(source: str) -> Path:
         raise VitcliError(
             f"--weights {source}: {reason[:160]}", "check the id, the revision and the access"
         ) from error
-    return Path(folder)
+
+
+def _cached(repo: str, revision: str | None) -> Path:
+    """The folder of the best checkpoint that is in the cache whole.
+
+    The cache knows what else the repository holds, so it must be asked for one checkpoint's files.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for patterns in _CHOICES:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            folder = Path(
+                snapshot_download(
+                    repo,
+                    revision=revision,
+                    allow_patterns=[*_CONFIGS, *patterns],
+                    local_files_only=True,
+                )
+            )
+            if any(any(folder.glob(pattern)) for pattern in patterns):
+                return folder
+    raise LocalEntryNotFoundError(f"{repo} is not in the cache")
 
 
 def _listed(repo: str, revision: str | None) -> list[str]:
@@ -71,11 +94,13 @@ def _listed(repo: str, revision: str | None) -> list[str]:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        names = HfApi().list_repo_files(repo, revision=revision)
+        # One request, which is not tried again: without a network the cache should answer at once.
+        info = HfApi().model_info(repo, revision=revision, timeout=ANSWER_S)
     except HfHubHTTPError:
         raise  # the hub answered: no such repository, no such revision, no access
     except Exception:  # whatever the HTTP library raises where there is no network
         return []
+    names = [file.rfilename for file in info.siblings or ()]
     top = [name for name in names if "/" not in name]
     for patterns in _CHOICES:
         chosen = [n for n in top if any(Path(n).match(pattern) for pattern in patterns)]

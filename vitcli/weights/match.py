@@ -159,20 +159,18 @@ def _told_apart(
     fits: list[tuple[Family, str]], known: Mapping[str, Any], source: str
 ) -> list[tuple[Family, str]]:
     """The fits without those whose `told_by` another one meets."""
-    twins = [fit for fit in fits if fit[0].told_by]
+    twins = [(fit, fit[0].told_by) for fit in fits if fit[0].told_by]
     if len(twins) < 2:
         return fits
-    told = [fit for fit in twins if fit[0].told_by in known.items()]
+    told = [fit for fit, (key, value) in twins if known.get(key) == value]
     if not told:
-        choices = ", ".join(
-            f"--set encoder.{key}={value} ({family.name})"
-            for family, _ in twins
-            for key, value in [family.told_by or ("", "")]
+        names = " and ".join(family.name for (family, _), _ in twins)
+        choices = " or ".join(
+            f"--set encoder.{key}={value} ({family.name})" for (family, _), (key, value) in twins
         )
         raise VitcliError(
-            f"{source}: {' and '.join(family.name for family, _ in twins)} name their tensors "
-            "alike, and nothing tells which this is",
-            f"config.json beside the weights, --preset NAME, or {choices}",
+            f"{source}: {names} name their tensors alike, and nothing tells which this is",
+            f"config.json beside the weights, --preset NAME, {choices}",
         )
     return told
 
