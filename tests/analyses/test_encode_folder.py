@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import tarfile
@@ -279,3 +280,17 @@ def test_what_cannot_be_written_is_refused_before_any_image(
     (tmp_path / "none").mkdir()
     with pytest.raises(VitcliError, match="no images in"):
         run(model, tmp_path / "none", tmp_path / "out")
+    with pytest.raises(VitcliError, match="is where the images are"):
+        encode_folder(REQUEST, model, Listing((str(folder),), out=folder), folder, FolderOptions())
+
+
+def test_a_disk_without_room_is_told_with_the_place(
+    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    with pytest.raises(VitcliError, match="out: No space left on device") as caught:
+        run(model, folder, tmp_path / "out")
+    assert caught.value.exit_code == 1

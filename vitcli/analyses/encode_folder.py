@@ -156,9 +156,19 @@ def begin_job(
     request: ModelRequest, model: LoadedModel, listing: Listing, out: Path, options: FolderOptions
 ) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
-    inputs = write_inputs(listing, out, options.part_rows)
+    try:
+        inputs = write_inputs(listing, out, options.part_rows)
+    except OSError as error:
+        reason = error.strerror or error
+        raise VitcliError(
+            f"--out {printable(out)}: {reason}", "it must have room and may be written", exit_code=1
+        ) from error
     if inputs.count == 0:
         inputs.path.unlink()
+        if listing.root and out.samefile(listing.root):
+            raise VitcliError(
+                f"--out {printable(out)}: is where the images are", "choose another folder"
+            )
         skipped = sum(listing.skipped.values())
         hint = f"{skipped} files have no image suffix: --any-suffix takes them" if skipped else ""
         raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
