@@ -2,12 +2,19 @@
 
 import os
 import sys
+from pathlib import Path
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is one line and 130 even while it is still being imported."""
+    if sys.stdout is None:  # Python's sign that it was closed before the start
+        if sys.stderr is not None:
+            sys.stderr.write("error: there is no stdout to answer on\n")
+        raise SystemExit(1)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as the process lasts)
     try:
         from vitcli.cli import app
 

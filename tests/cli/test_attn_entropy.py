@@ -183,3 +183,8 @@ def test_registers_and_sources_become_requests() -> None:
     assert split_source("folder/a=b.pt") == {"weights": "folder/a=b.pt"}
     with pytest.raises(VitcliError):
         parse_counts("-1")
+
+
+def test_json_is_there_where_no_image_could_be_read(tmp_path: Path) -> None:
+    answer = json.loads(run(tmp_path / "none.png", "--json", code=1).stdout)
+    assert answer["models"] == [] and len(answer["failed"]) == 1

@@ -62,3 +62,8 @@ def test_mistakes_are_told(arguments: list[str], words: str) -> None:
     result = run(*arguments, code=2)
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_misspelt_preset_is_told_with_its_nearest() -> None:
+    told = run("vit-b16", "vit-b61", code=2).stderr
+    assert "vit-b61: no preset, YAML file or checkpoint" in told and "did you mean vit-b16?" in told

@@ -359,6 +359,24 @@ def test_a_closed_pipe_is_quiet(photo: Path, form: list[str]) -> None:
     assert done.returncode == 1
 
 
+def test_a_closed_stdout_is_one_line() -> None:
+    command = f"{sys.executable} -m vitcli presets >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "error: there is no stdout to answer on\n"
+
+
+def test_a_closed_stderr_leaves_the_answer() -> None:
+    command = f"{sys.executable} -m vitcli presets --json 2>&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0 and json.loads(done.stdout)["presets"]
+
+
+def test_a_preset_given_as_weights_is_told_so() -> None:
+    result = run("--weights", "vit-b16", code=2)
+    assert "--preset vit-b16" in result.stderr
+    assert "--weights ''" in run("--weights", "", code=2).stderr
+
+
 def test_a_full_disk_leaves_nothing_half_written(photo: Path, tmp_path: Path) -> None:
     result = runner.invoke(app, ["encode", *SMALL, str(photo), "--out", "/dev/full/x.npz"])
     assert result.exit_code == 2 and "/dev/full" in result.stderr

@@ -97,7 +97,10 @@ def test_usage_errors_are_one_line() -> None:
     for words, said in (
         (["--resume"], "add --out DIR"),
         (["--set", "data.train_sise=3"], "did you mean data.train_size?"),
-        (["--lora", "x"], "LAYER:HEAD"),
+        (
+            ["--lora", "x", "--lora", "1:2"],
+            "--lora x --lora 1:2: train.lora.heads: each LAYER:HEAD",
+        ),
         (["--lora", "40:0"], "no layer 40"),
         (["--lora-rank", "2"], "--lora-rank 2: there is no adapter"),
         (["--train-head"], "there is no adapter"),

@@ -122,6 +122,15 @@ def test_errors_name_the_option_that_set_the_key(tmp_path: Path) -> None:
     assert "give one of the two" in complaint(tmp_path, "preset: vit-s16", preset="vit-b16")
 
 
+def test_words_have_a_nearest_and_presets_a_list(tmp_path: Path) -> None:
+    assert "mine.yaml:2: there is no preset 'vit-s61' | did you mean vit-s16?" in complaint(
+        tmp_path, "name: a\npreset: vit-s61"
+    )
+    assert complaint(tmp_path, "{}", preset="zzz").endswith("`vitcli presets` lists them")
+    assert "did you mean rope2d?" in complaint(tmp_path, "{}", "encoder.position=rope")
+    assert "correct the value" in complaint(tmp_path, "{}", "encoder.norm_placement=middle")
+
+
 def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.yaml", tmp_path):
         with pytest.raises(VitcliError, match="cannot read"):

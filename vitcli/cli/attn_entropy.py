@@ -130,14 +130,12 @@ def attn_entropy(
         note("fresh weights: the comparison is of architectures, not of learned attention")
     for failure in result.failed:
         warn(failure.error)
-    if not result.models:
-        raise typer.Exit(1)
-    if plot:
+    if plot and result.models:
         from vitcli.render.attn_entropy import figure
 
         save_figure(figure(result), plot)
         note(f"drew {plot}")
-    if overlay:
+    if overlay and result.models:
         from vitcli.render.attn_entropy import overlay_figure
 
         save_figure(overlay_figure(maps.sheets, maps.pictures), overlay)
@@ -147,7 +145,7 @@ def attn_entropy(
         from vitcli.render.json import to_json
 
         answer_text(to_json(result))
-    else:
+    elif result.models:
         from vitcli.render.attn_entropy import tables
 
         answer(*tables(result, every))

@@ -9,7 +9,7 @@ import typer
 
 from vitcli.cli.encoders import split_source
 from vitcli.cli.options import JsonOption, PlotOption, SharedModelOptions, grouped
-from vitcli.config.load import parse_setting, preset_names
+from vitcli.config.load import nearest, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 
@@ -130,4 +130,9 @@ def to_request(
         return options.request(preset=text, **own)
     if Path(text).suffix in (".yaml", ".yml"):
         return options.request(config_file=Path(text), **own)
+    if "/" not in text and "=" not in text and not Path(text).exists():
+        raise VitcliError(
+            f"{text}: no preset, YAML file or checkpoint of this name",
+            nearest(text, preset_names(), "`vitcli presets` lists them"),
+        )
     return options.request(**split_source(text), **own)

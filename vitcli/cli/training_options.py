@@ -130,7 +130,7 @@ class TrainOptions(ModelOptions):
         ]
         registers = () if self.registers is None else (registers_setting(self.registers),)
         given = tuple(
-            Setting(tuple(key.split(".")), value, option if value is True else f"{option} {value}")
+            Setting(tuple(key.split(".")), value, _as_written(option, value))
             for option, key, value in named
             if value is not None
         )
@@ -156,6 +156,13 @@ class TrainOptions(ModelOptions):
             out=self.out,
             resume=self.resume,
         )
+
+
+def _as_written(option: str, value: Any) -> str:
+    """The option as the user gave it."""
+    if isinstance(value, list):
+        return " ".join(f"{option} {one}" for one in value)
+    return option if value is True else f"{option} {value}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -49,15 +50,17 @@ def preset_names() -> list[str]:
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
-def preset_layers(name: str) -> list[Document]:
-    """The preset's YAML, after those it is based on.
+def preset_layers(name: str, source: str = "") -> list[Document]:
+    """The preset's YAML, after those it is based on; `source` is the file and line that names it.
 
     Raises:
         VitcliError: there is no such preset.
     """
     file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
     if "/" in name or not file.is_file():
-        raise VitcliError(f"there is no preset {name!r}", nearest(name, preset_names()))
+        named = f"{source}: " if source else ""
+        hint = nearest(name, preset_names(), "`vitcli presets` lists them")
+        raise VitcliError(f"{named}there is no preset {name!r}", hint)
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
     base = document.data.pop("preset", None)
     return [*(preset_layers(base) if base else []), document]
@@ -149,7 +152,8 @@ def load_config(
     name = preset or base or (None if document or start else DEFAULT_PRESET)
     if start and not name:
         layers.add(start)
-    for layer in preset_layers(name) if name else []:
+    named_in = "" if preset or not document else f"{file}:{document.lines.get(('preset',), 1)}"
+    for layer in preset_layers(name, named_in) if name else []:
         layers.add(layer)
     given = dict(layers.sources)
     if document:
@@ -220,9 +224,11 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     text = problem["msg"][0].lower() + problem["msg"][1:]
     if problem["type"] == "missing":  # of a list
         text = f"too few values, there are {problem['loc'][-1]}"
-    return VitcliError(
-        f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", "correct the value"
-    )
+    hint = "correct the value"
+    if problem["type"] == "literal_error" and isinstance(value, str):
+        words = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        hint = nearest(value, words, hint)
+    return VitcliError(f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", hint)
 
 
 def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:
@@ -236,14 +242,19 @@ def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:
     return keys
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`did you mean …?`, by the whole dotted key first, then by its last word."""
+def nearest(word: str, known: Sequence[str], otherwise: str = "") -> str:
+    """`did you mean …?`, by the whole dotted key first, then by its last word.
+
+    Where nothing is near, `otherwise`, else all that is known.
+    """
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
     if not matches:
         tails = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
         last = difflib.get_close_matches(word.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.6)
         matches = [tails[last[0]]] if last else difflib.get_close_matches(word, known, 1, 0.4)
-    return f"did you mean {matches[0]}?" if matches else "known: " + ", ".join(known)
+    if matches:
+        return f"did you mean {matches[0]}?"
+    return otherwise or "known: " + ", ".join(known)
 
 
 def config_yaml(config: ModelConfig) -> str:

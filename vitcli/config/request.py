@@ -56,7 +56,7 @@ class ModelRequest:
         """The settings, with the shorthands that are settings too."""
         rule = self.pos_resize
         key = ("encoder", "position_table", "resize")
-        return (*self.settings, *([Setting(key, rule, "--pos-resize")] if rule else []))
+        return (*self.settings, *([Setting(key, rule, f"--pos-resize {rule}")] if rule else []))
 
     def fresh_config(self) -> ModelConfig:
         """The config of a model without weights; `image_size` is what it reads, not its table's."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitcli.config.load import preset_names
 from vitcli.errors import VitcliError
 from vitcli.weights.formats import READERS, read_tensors
 from vitcli.weights.hub import download, is_hub_id
@@ -51,11 +52,13 @@ def read_source(source: str) -> Checkpoint:
         VitcliError: there is no such source, or it cannot be read.
     """
     path = Path(source).expanduser()
-    if not path.exists():
+    if not source or not path.exists():
         if not is_hub_id(source):
             raise VitcliError(
-                f"--weights {source}: no such file or directory",
-                "a path, or a repository id such as facebook/dinov2-small",
+                f"--weights {source or chr(39) * 2}: no such file or directory",
+                f"--preset {source} names a preset"
+                if source in preset_names()
+                else "a path, or a repository id such as facebook/dinov2-small",
             )
         path = download(source)
     file = _weights_in(path) if path.is_dir() else path
