@@ -9,6 +9,8 @@ import pytest
 from tests.sweeps.conftest import Sweeper, kill, wait
 from tests.sweeps.test_runner import _until
 from vitcli.sweeps.storage import cut_torn_line
+from vitcli.sweeps.study import Study
+from vitcli.sweeps.trialdir import Results
 
 SEARCH = """
 command: train-shapes
@@ -44,6 +46,22 @@ def test_more_trials_continue_a_search(sweeper: Sweeper) -> None:
     assert sweeper.run(search(5)).ran == 2
     assert sweeper.run(search(5)).ran == 0
     assert first < {t.id for t in sweeper.report(search(5)).trials}
+
+
+def test_machines_that_draw_at_once_draw_different_points(sweeper: Sweeper) -> None:
+    """With a seed, too: neither has seen the other's point when it draws its own."""
+    url = f"sqlite:///{sweeper.folder}/shared.db"
+    sweep = sweeper.load(search(4, more=f"storage: {url}"))
+    drawn = []
+    for name in ("one", "two"):
+        results = Results(sweeper.folder / name)
+        results.create(sweep.name, sweep.source)
+        study = Study(sweep, results)
+        study._entries = list  # type: ignore[method-assign]
+        claim = study.claim()
+        assert claim
+        drawn.append(claim.trials[0][0].params["lr"])
+    assert drawn[0] != drawn[1]
 
 
 def test_every_point_is_run_with_every_seed(sweeper: Sweeper) -> None:

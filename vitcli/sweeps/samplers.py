@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 
-def make_sampler(search: SearchSection | None, drawn: int) -> BaseSampler:
-    """Seeded by how many points there are: a resumed search does not draw the first again."""
+def make_sampler(search: SearchSection | None, number: int) -> BaseSampler:
+    """Seeded by the entry's number, which no other machine and no resumed search has again."""
     from optuna.samplers import RandomSampler, TPESampler
 
-    seed = search.seed + 1000 * drawn if search and search.seed is not None else None
+    seed = search.seed + 1000 * number if search and search.seed is not None else None
     if search and search.sampler == "tpe":
         return TPESampler(seed=seed, constant_liar=True)
     return RandomSampler(seed=seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optuna import Trial
     from optuna.distributions import BaseDistribution
 
 Scalar = bool | int | float | str | None
@@ -22,6 +23,9 @@ class Choice:
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
+
+    def suggest(self, trial: Trial, name: str) -> None:
+        trial.suggest_categorical(name, self.values)
 
     def holds(self, value: Any) -> bool:
         return value in self.values
@@ -46,6 +50,13 @@ class Range:
         if self.whole:
             return IntDistribution(int(self.low), int(self.high), self.log, int(self.step or 1))
         return FloatDistribution(float(self.low), float(self.high), self.log, self.step)
+
+    def suggest(self, trial: Trial, name: str) -> None:
+        if self.whole:
+            step = int(self.step or 1)
+            trial.suggest_int(name, int(self.low), int(self.high), step=step, log=self.log)
+        else:
+            trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high

@@ -29,7 +29,7 @@ class RandomSection(Section):
 
 
 class PrunerSection(Section):
-    """Ends a trial that is below the median of the others at the same step (Optuna's median rule).
+    """Ends a trial whose best value so far is worse than the finished trials' median at the step.
 
     The intermediate values are read from a JSON-lines file that the trial itself writes.
     """

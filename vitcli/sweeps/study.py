@@ -253,9 +253,10 @@ class Study:
         waiting = any(e.state == self._states.WAITING for e in entries)
         if not waiting and len(entries) >= search.trials:
             return None
-        self._study.sampler = make_sampler(search, len(entries))
-        axes = {key: axis.distribution() for key, axis in self.sweep.space.items()}
-        live = self._study.ask(axes)
+        live = self._study.ask()
+        self._study.sampler = make_sampler(search, live.number)
+        for key in sorted(self.sweep.space):
+            self.sweep.space[key].suggest(live, key)
         # Two machines may both see room for one more: the older entry has it.
         before = sum(not self._says_nothing(e) for e in self._entries() if e.number < live.number)
         if before >= search.trials:
