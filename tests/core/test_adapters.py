@@ -13,7 +13,6 @@ from vitcli.core.adapters import (
     adapter_state,
     adapters,
     add_adapter_state,
-    merge_adapters,
     merged_state,
 )
 from vitcli.core.encoder import VisionEncoder
@@ -87,9 +86,6 @@ def test_merging_gives_the_same_outputs(images: Tensor, bias: str) -> None:
     expected = encoder(images).output
     plain.load_state_dict(merged_state(encoder))
     assert torch.allclose(plain(images).output, expected, rtol=0, atol=1e-12)
-    merge_adapters(encoder)
-    assert not list(adapters(encoder))
-    assert torch.allclose(encoder(images).output, expected, rtol=0, atol=1e-12)
 
 
 def test_adapters_alone_are_added_to_another_copy_of_the_base(images: Tensor) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.encoders import EncodersOptions
-from vitcli.cli.options import JsonOption, PlotOption, grouped
+from vitcli.cli.options import BackgroundOption, EveryOption, JsonOption, PlotOption, grouped
 from vitcli.errors import VitcliError
 
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ def attn_entropy(
             help="Blocks to tell, e.g. 3,7,11 or -1 (they count from 1).",
         ),
     ] = None,
-    every: Annotated[
-        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
-    ] = 1,
+    every: EveryOption = 1,
     outlier_cut: Annotated[
         str,
         typer.Option(
@@ -66,10 +65,7 @@ def attn_entropy(
         bool,
         typer.Option("--rollout", help="Add attention rollout up to the block to --overlay."),
     ] = False,
-    background: Annotated[
-        str,
-        typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
-    ] = "white",
+    background: BackgroundOption = "white",
     json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
@@ -82,8 +78,8 @@ def attn_entropy(
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
     """
     from vitcli.inputs.colour import parse_colour
-    from vitcli.render.console import answer, answer_text, note, progress, status, warn
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import note, progress, status, warn
+    from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
     check_figure_file(overlay)
@@ -133,21 +129,17 @@ def attn_entropy(
     if plot and result.models:
         from vitcli.render.attn_entropy import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
+        draw(figure(result), plot)
     if overlay and result.models:
         from vitcli.render.attn_entropy import overlay_figure
 
-        save_figure(overlay_figure(maps.sheets, maps.pictures), overlay)
-        left_out = f"; {maps.left_out} more did not fit" if maps.left_out else ""
-        note(f"drew {len(maps.sheets)} sheets of maps in {overlay}{left_out}")
-    if json:
-        from vitcli.render.json import to_json
-
-        answer_text(to_json(result))
-    elif result.models:
+        what = f"{len(maps.sheets)} sheets of maps"
+        draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)
+        if maps.left_out:
+            note(f"{maps.left_out} more sheets did not fit")
+    if json or result.models:
         from vitcli.render.attn_entropy import tables
 
-        answer(*tables(result, every))
+        show(result, json, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)

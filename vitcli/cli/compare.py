@@ -7,8 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.encoders import split_source
-from vitcli.cli.options import JsonOption, PlotOption, SharedModelOptions, grouped
+from vitcli.cli.options import (
+    BackgroundOption,
+    EveryOption,
+    JsonOption,
+    PlotOption,
+    SharedModelOptions,
+    grouped,
+)
 from vitcli.config.load import nearest, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -51,13 +59,8 @@ def compare(
             help="Relative difference still called rounding; 1e-6 in float32, 1e-12 in float64.",
         ),
     ] = None,
-    every: Annotated[
-        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
-    ] = 1,
-    background: Annotated[
-        str,
-        typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
-    ] = "white",
+    every: EveryOption = 1,
+    background: BackgroundOption = "white",
     json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
@@ -70,8 +73,8 @@ def compare(
       vitcli compare A B images/*.jpg --plot cka.png
     """
     from vitcli.inputs.colour import parse_colour
-    from vitcli.render.console import answer, answer_text, note, progress, status, warn
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import note, progress, status, warn
+    from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
     if examples not in ("auto", "images", "patches"):
@@ -107,16 +110,10 @@ def compare(
     if plot:
         from vitcli.render.compare import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
-    if json:
-        from vitcli.render.json import to_json
+        draw(figure(result), plot)
+    from vitcli.render.compare import tables
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.compare import tables
-
-        answer(*tables(result, every))
+    show(result, json, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)
 

@@ -8,9 +8,18 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.encode_folder import JobOptions, is_job, run_job
 from vitcli.cli.engines import EngineOption, known_engine
-from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
+from vitcli.cli.options import (
+    BackgroundOption,
+    EveryOption,
+    JsonOption,
+    ModelOptions,
+    PlotOption,
+    PrintConfigOption,
+    grouped,
+)
 from vitcli.errors import VitcliError
 
 
@@ -27,9 +36,7 @@ def encode(
     *,
     model: ModelOptions,
     job: JobOptions,
-    every: Annotated[
-        int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
-    ] = 1,
+    every: EveryOption = 1,
     out: Annotated[
         str | None,
         typer.Option(
@@ -48,10 +55,7 @@ def encode(
         ),
     ] = None,
     engine: EngineOption = "eager",
-    background: Annotated[
-        str,
-        typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels."),
-    ] = "white",
+    background: BackgroundOption = "white",
     map_file: Annotated[
         Path | None,
         typer.Option(
@@ -90,8 +94,8 @@ def encode(
       vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
     """
     from vitcli.analyses.vectors import check_tokens, check_vector_file, write_vectors
-    from vitcli.render.console import answer, answer_text, note, progress, status, warn
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import answer_text, note, progress, status, warn
+    from vitcli.render.figure import check_figure_file
 
     many = is_job(images or [], out)
     if many and (plot or map_file or every != 1):
@@ -164,21 +168,17 @@ def encode(
     if map_file and result.images:
         from vitcli.render.feature_maps import figure as feature_figure
 
-        save_figure(feature_figure(features.sheets(), features.pictures), map_file)
-        left_out = f"; {features.left_out} more are in the fit only" if features.left_out else ""
-        note(f"drew the features of {len(features.pictures)} images in {map_file}{left_out}")
+        what = f"the features of {len(features.pictures)} images"
+        draw(feature_figure(features.sheets(), features.pictures), map_file, what)
+        if features.left_out:
+            note(f"{features.left_out} more images are in the fit only")
     if plot and result.images:
         from vitcli.render.encode import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
-    if json:
-        from vitcli.render.json import to_json
-
-        answer_text(to_json(result))
-    elif result.images:
+        draw(figure(result), plot)
+    if json or result.images:
         from vitcli.render.encode import tables
 
-        answer(*tables(result, every))
+        show(result, json, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import show
 from vitcli.cli.options import JsonOption, ModelOptions, grouped
 from vitcli.engines import OPSET
 
@@ -30,7 +31,7 @@ def export(
       vitcli export vit-b16.onnx
       vitcli export dino.onnx --weights facebook/dinov2-small --image-size 518
     """
-    from vitcli.render.console import answer, answer_text, note, status
+    from vitcli.render.console import note, status
 
     request = model.to_request()
     if request.weights is None:
@@ -45,10 +46,6 @@ def export(
         result = analysis.export(loaded, out, opset)
     if loaded.fresh:
         note("fresh weights: the graph describes the architecture, not a trained encoder")
-    if json:
-        from vitcli.render.json import to_json
-
-        return answer_text(to_json(result))
     from vitcli.render.export import tables
 
-    answer(*tables(result))
+    show(result, json, tables)

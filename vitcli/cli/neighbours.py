@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.options import JsonOption, PlotOption
 
 
@@ -31,8 +32,8 @@ def neighbours(
       vitcli neighbours vectors/ cats/001.jpg
       vitcli neighbours vectors/ another.jpg --plot nearest.png
     """
-    from vitcli.render.console import answer, answer_text, note, status
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import status
+    from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
     with status("comparing"):
@@ -42,13 +43,7 @@ def neighbours(
     if plot:
         from vitcli.render.neighbours import figure
 
-        save_figure(figure(result, analysis.pictures(result)), plot)
-        note(f"drew {plot}")
-    if json:
-        from vitcli.render.json import to_json
+        draw(figure(result, analysis.pictures(result)), plot)
+    from vitcli.render.neighbours import tables
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.neighbours import tables
-
-        answer(*tables(result))
+    show(result, json, tables)

@@ -26,6 +26,12 @@ PlotOption = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE", help="Draw a figure (.png, .svg, .pdf)."),
 ]
+EveryOption = Annotated[
+    int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
+]
+BackgroundOption = Annotated[
+    str, typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels.")
+]
 PrintConfigOption = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.encoders import EncodersOptions
 from vitcli.cli.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
 from vitcli.config.load import load_config
@@ -34,8 +35,8 @@ def params(
     """
     from vitcli.analyses.params import params as analysis
     from vitcli.config.load import config_yaml
-    from vitcli.render.console import answer, answer_text, answer_width, note
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import answer_text, answer_width
+    from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
     requests = models.to_requests()
@@ -48,16 +49,10 @@ def params(
     if plot:
         from vitcli.render.params import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
-    if json:
-        from vitcli.render.json import to_json
+        draw(figure(result), plot)
+    from vitcli.render.params import tables
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.params import tables
-
-        answer(*tables(result, answer_width()))
+    show(result, json, lambda result: tables(result, answer_width()))
 
 
 def _config(request: ModelRequest) -> ModelConfig:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import show
 from vitcli.cli.options import JsonOption
 
 
@@ -23,14 +24,8 @@ def presets(
       vitcli presets siglip
     """
     from vitcli.analyses.presets import presets as analysis
-    from vitcli.render.console import answer, answer_text
 
     result = analysis(word)
-    if json:
-        from vitcli.render.json import to_json
+    from vitcli.render.presets import presets_table
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.presets import presets_table
-
-        answer(presets_table(result))
+    show(result, json, lambda result: [presets_table(result)])

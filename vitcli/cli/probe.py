@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import show
 from vitcli.cli.options import JsonOption, ModelOptions, grouped
 from vitcli.errors import VitcliError
 
@@ -51,7 +52,7 @@ def probe(
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.jobs.job import MANIFEST
-    from vitcli.render.console import answer, answer_text, note, status, warn
+    from vitcli.render.console import note, status, warn
     from vitcli.render.folder import watch_job
 
     if encoded := (folder / MANIFEST).is_file():
@@ -81,11 +82,6 @@ def probe(
         warn(f"{data.failed:,} images have no vector")
     with status("learning"):
         result = analysis.probe(folder, data, k, folds)
-    if json:
-        from vitcli.render.json import to_json
+    from vitcli.render.probe import tables
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.probe import tables
-
-        answer(*tables(result))
+    show(result, json, tables)

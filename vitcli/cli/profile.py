@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import draw, show
 from vitcli.cli.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
@@ -82,8 +83,8 @@ def profile(
       vitcli profile --engine eager --engine compile --engine onnx --batch 8
     """
     from vitcli.analyses.profiling.settings import ProfileSettings
-    from vitcli.render.console import answer, answer_text, note, progress, status
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import answer_text, note, progress, status
+    from vitcli.render.figure import check_figure_file
 
     check_figure_file(plot)
     _check_trace_file(trace)
@@ -127,16 +128,10 @@ def profile(
     if plot and answered:
         from vitcli.render.profile import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
-    if json:
-        from vitcli.render.json import to_json
+        draw(figure(result), plot)
+    from vitcli.render.profile import tables
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.profile import tables
-
-        answer(*tables(result))
+    show(result, json, tables)
     if not answered:
         raise typer.Exit(1)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitcli.cli.answers import draw
 from vitcli.cli.options import (
     ModelOptions,
     choices,
@@ -210,11 +211,9 @@ def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | 
         reads = f"; --weights {request.out} reads it" if loadable else ""
         note(f"the run is in {request.out}{reads}")
     if plot:
-        from vitcli.render.figure import save_figure
         from vitcli.render.train import figure
 
-        save_figure(figure(result), plot)
-        note(f"drew {plot}")
+        draw(figure(result), plot)
     if json:
         answer_text(text)
     else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.cli.answers import show
 from vitcli.cli.options import JsonOption
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
@@ -26,17 +27,11 @@ def families(
       vitcli families timm --json
     """
     from vitcli.analyses.weights import families as analysis
-    from vitcli.render.console import answer, answer_text
 
     result = analysis(word)
-    if json:
-        from vitcli.render.json import to_json
+    from vitcli.render.weights import families_table
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.weights import families_table
-
-        answer(families_table(result))
+    show(result, json, lambda result: [families_table(result)])
 
 
 def convert(
@@ -67,7 +62,7 @@ def convert(
       vitcli convert facebook/dinov2-small dinov2
       vitcli convert ViT-B-16.pt clip --preset clip-b16
     """
-    from vitcli.render.console import answer, answer_text, note, status
+    from vitcli.render.console import note, status
 
     request = ModelRequest(
         preset=preset,
@@ -82,11 +77,6 @@ def convert(
 
         result = analysis(load_model(request), out)
     note(result.checkpoint.line())
-    if json:
-        from vitcli.render.json import to_json
+    from vitcli.render.weights import convert_table
 
-        answer_text(to_json(result))
-    else:
-        from vitcli.render.weights import convert_table
-
-        answer(convert_table(result))
+    show(result, json, lambda result: [convert_table(result)])

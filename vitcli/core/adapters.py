@@ -171,14 +171,3 @@ def merged_state(encoder: nn.Module) -> dict[str, Tensor]:
             state[name + key[len(name) + 5 :]] = state.pop(key)
         state[f"{name}.weight"] = adapter.merged_weight()
     return state
-
-
-def merge_adapters(encoder: VisionEncoder) -> None:
-    """Put the merged weights into the plain projections again."""
-    merged = {name: adapter.merged_weight().detach() for name, adapter in adapters(encoder)}
-    for name, weight in merged.items():
-        parent, _, attribute = name.rpartition(".")
-        base = encoder.get_submodule(name).base
-        with torch.no_grad():
-            base.weight.copy_(weight)  # type: ignore[operator, union-attr]
-        setattr(encoder.get_submodule(parent), attribute, base)
