@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from vitcli.analyses.params import params
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.render import encode, train
-from vitcli.render.figure import component_colours
+from vitcli.render.figure import component_colours, save_figure
 from vitcli.render.params import figure as params_figure
 from vitcli.results import EncodedImage, EncodeResult, LayerNorms, ModelInfo
 from vitcli.results.components import COMPONENTS, OTHER
@@ -69,3 +71,14 @@ def test_the_legend_names_the_curves_that_are_drawn(steps: int, smooth: bool) ->
     labels = [text.get_text() for text in loss.get_legend().get_texts()]
     assert "training batch" in labels and ("mean of 20" in labels) is smooth
     assert whole(list(loss.get_xticks()))
+
+
+def test_a_character_that_the_font_lacks_is_no_talk_on_stderr(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    drawing = Figure()
+    drawing.suptitle("图.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_figure(drawing, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,5 +37,6 @@ def component_colours() -> dict[str, tuple[float, float, float]]:
 
 def save_figure(drawing: Any, path: Path) -> None:
     """Write a `matplotlib.figure.Figure` to `path`."""
-    with atomic_write(path) as file:
+    with atomic_write(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands in its place
         drawing.savefig(file, format=path.suffix.lower()[1:], dpi=150)
