@@ -294,3 +294,26 @@ def test_a_disk_without_room_is_told_with_the_place(
     with pytest.raises(VitcliError, match="out: No space left on device") as caught:
         run(model, folder, tmp_path / "out")
     assert caught.value.exit_code == 1
+
+
+def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    def told() -> list[tuple[int, int, int]]:
+        calls: list[tuple[int, int, int]] = []
+        encode_folder(
+            REQUEST,
+            model,
+            Listing((str(folder),)),
+            tmp_path / "out",
+            FolderOptions(part_rows=4, batch=3, workers=1),
+            lambda done, total, failures: calls.append((done, total, failures.total())),
+        )
+        return calls
+
+    first = told()
+    rows, failed = first[-1][1:]
+    assert first[0] == (0, rows, 0) and first[-1][0] == rows and failed > 0
+    (tmp_path / "out/part-00002.parquet").unlink()
+    again = told()
+    assert again[0][:2] == (rows - 4, rows) and again[-1] == first[-1]

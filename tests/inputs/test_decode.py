@@ -336,6 +336,27 @@ class TestRefused:
         monkeypatch.setattr("subprocess.Popen", None)  # and nothing may start a program
         assert failure(content).code == "unsupported"
 
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "Git LFS"),
+            (b"<!DOCTYPE html>\n<html><body>404</body></html>", "HTML"),
+            (b"\n  <!doctype HTML>\n<html>", "HTML"),
+            (b"<html><head></head></html>", "HTML"),
+            (b"<?xml version='1.0' encoding='UTF-8'?>\n<!-- made by -->\n<svg/>", "XML"),
+            (b"\xef\xbb\xbf<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+            (b"\xff\x0a" + bytes(60), "JPEG XL"),
+            (b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(60), "JPEG XL"),
+            (b"v/1\x01" + bytes(60), "OpenEXR"),
+            (b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n", "Radiance"),
+        ],
+    )
+    def test_what_lies_in_folders_instead_of_images_is_named(
+        self, content: bytes, said: str
+    ) -> None:
+        error = failure(content)
+        assert error.code == "unsupported" and said in error.message
+
     def test_postscript_inside_an_allowed_suffix(self, tmp_path: Path) -> None:
         path = tmp_path / "photo.jpg"
         synthetic_image().save(path, "EPS")

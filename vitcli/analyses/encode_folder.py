@@ -59,18 +59,17 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     examples: list[FailedImage] = field(default_factory=list)
 
-    def add(self, rows: Rows) -> None:
-        """Count a finished part."""
+    def count(self, rows: Rows) -> None:
+        """Take in a finished part."""
         self.done += len(rows)
         self.failures += count_failures(rows)
         for name, status, error in zip(rows.names, rows.status, rows.error, strict=True):
             if status != OK and len(self.examples) < _EXAMPLES:
                 self.examples.append(FailedImage(name, status, error))
-        self.tell(0, Counter())
 
-    def tell(self, more: int, failures: Counter[str]) -> None:
-        """What a part that is not finished yet has so far."""
-        self.watch(self.done + more, self.total, self.failures + failures)
+    def tell(self, more: int = 0, failures: Counter[str] | None = None) -> None:
+        """All that is counted, and what a part that is not finished yet has so far."""
+        self.watch(self.done + more, self.total, self.failures + (failures or Counter()))
 
 
 def encode_folder(
@@ -102,14 +101,16 @@ def encode_folder(
         share = my_share(job.inputs.parts, options.shard)
         progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
         open_parts = list(unfinished(job, share, options.retry_failed, progress))
+        progress.tell()  # once: from here on the rate is that of this run
         making = (work or encode_parts)(model, job, open_parts, options, progress)
         with contextlib.closing(making):  # its processes end with it, whatever happens here
             for part, rows in making:
                 if options.fail_fast and not rows.good.all():
                     raise failure(rows, int(np.argmin(rows.good)))
                 job.write(part, rows)
-                progress.add(read_back(job, part, rows))
+                progress.count(read_back(job, part, rows))
                 progress.encoded += len(rows)
+                progress.tell()
     wall = time.perf_counter() - start
     return FolderResult(
         model=model_info(model),
@@ -217,7 +218,7 @@ def unfinished(
         elif retry_failed and count_failures(rows):
             yield part, True
         else:
-            progress.add(rows)
+            progress.count(rows)
 
 
 def read_back(job: Job, part: int, written: Rows) -> Rows:

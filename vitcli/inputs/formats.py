@@ -7,6 +7,7 @@ whatever it contains, EPS included), WMF, BUFR, GRIB, HDF5 (need a handler from 
 
 from __future__ import annotations
 
+import codecs
 import importlib.util
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ class Signature(NamedTuple):
 _STARTS_PROGRAM = "reading it would start another program"
 _DRAWING = "a drawing without pixels"
 _CONVERT = "convert it to PNG first"
+_AGAIN = "download the image again"
+_MARKUP = (b"<svg", b"<?xml", b"<!doctype html", b"<html")
 _SIGNATURES = (
     Signature(0, b"%!PS", "PostScript", _STARTS_PROGRAM, _CONVERT),
     Signature(0, b"\xc5\xd0\xd3\xc6", "EPS", _STARTS_PROGRAM, _CONVERT),
@@ -39,6 +42,14 @@ _SIGNATURES = (
     Signature(0, b"\xd7\xcd\xc6\x9a", "WMF", _DRAWING, _CONVERT),
     Signature(40, b" EMF", "EMF", _DRAWING, _CONVERT),
     Signature(0, b"<svg", "SVG", _DRAWING, _CONVERT),
+    Signature(0, b"<?xml", "XML, as SVG is", _DRAWING, _CONVERT),
+    Signature(0, b"<!doctype html", "HTML", "a web page, not an image", _AGAIN),
+    Signature(0, b"<html", "HTML", "a web page, not an image", _AGAIN),
+    Signature(0, b"version https://git-lfs", "a Git LFS pointer", "not the image", "git lfs pull"),
+    Signature(0, b"\xff\x0a", "JPEG XL", "not read", _CONVERT),
+    Signature(4, b"JXL ", "JPEG XL", "not read", _CONVERT),
+    Signature(0, b"v/1\x01", "OpenEXR", "not read", _CONVERT),
+    Signature(0, b"#?RADIANCE", "Radiance HDR", "not read", _CONVERT),
     Signature(0, b"SIMPLE  =", "FITS", "not read", _CONVERT),
     Signature(0, b"\x89HDF\r\n", "HDF5", "not read", _CONVERT),
     Signature(0, b"\xff\xd8\xff", "JPEG"),
@@ -58,6 +69,9 @@ def recognise(head: bytes) -> Signature | None:
     """What the first 48 bytes of a file say it is. Makes the HEIF plugin ready when it is that."""
     if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avif" not in head:
         return _heif()
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if text.startswith(_MARKUP):
+        head = text
     for signature in _SIGNATURES:
         if head.startswith(signature.content, signature.offset):
             return signature
