@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).resolve().parent
 FIGURES = {
     "lora-rank": ("--where", "lr!=1e-9", "--group", "lora,lora_rank", "--plot-kind", "lines"),
@@ -56,8 +58,11 @@ def section(name: str, place: Path) -> str:
         vitcli("sweep", "--report", str(place), "--plot", str(figure), *FIGURES.get(name, ()))
     states = ", ".join(f"{count} {state}" for state, count in sorted(report["states"].items()))
     seconds = sum(trial["wall_s"] or 0 for trial in report["trials"])
+    jobs = yaml.safe_load((place / "sweep.yaml").read_text()).get("jobs", 1)
+    together = f", {jobs} at a time" if jobs > 1 else ""
     lines = [
-        f"`vitcli sweep experiments/{name}.yaml` — {states}; {seconds / 60:.0f} minutes of trials.",
+        f"`vitcli sweep experiments/{name}.yaml` — {states}; "
+        f"{seconds / 60:.0f} minutes of trials{together}.",
         "",
         *table(report),
         "",
@@ -68,15 +73,27 @@ def section(name: str, place: Path) -> str:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """The groups as a Markdown table: mean ± sample standard deviation, and how many trials."""
-    keys, metrics = report["grouped_by"], report["metrics"]
-    head = [*(key.rsplit(".", 1)[-1] for key in keys), *metrics, "n"]
+    """The groups as a Markdown table: mean ± sample standard deviation, and how many trials.
+
+    What a search drew is no group: a row for each trial, and how it ended.
+    """
+    keys, metrics, search = report["grouped_by"], report["metrics"], report["objective"]
+    head = [*(key.rsplit(".", 1)[-1] for key in keys), *metrics, "state" if search else "n"]
     rows = [head, ["---"] * len(head)]
-    for group in report["groups"]:
-        cells = [str(value) for value in group["params"].values()]
+    for trial in report["trials"] if search else ():
+        values = [trial["params"][key] for key in keys]
+        values += [trial["metrics"].get(name, "") for name in metrics]
+        rows.append([*map(number, values), trial["state"]])
+    for group in () if search else report["groups"]:
+        cells = [number(value) for value in group["params"].values()]
         cells += [cell(group, name) for name in metrics]
         rows.append([*cells, str(len(group["trials"]))])
     return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def number(value: Any) -> str:
+    """One value; no more than four digits of what a search drew."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def cell(group: dict[str, Any], name: str) -> str:
