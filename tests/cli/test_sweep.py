@@ -118,6 +118,7 @@ def test_files_of_a_report(toy: Path) -> None:
         (["toy.yaml", "--report", "runs"], "give a sweep's file"),
         (["--report", "."], "holds no sweep"),
         (["--report", "toy.yaml"], "holds no trials"),
+        (["."], "--report ."),
         (["none.yaml"], "cannot read none.yaml"),
         (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
         (["toy.yaml", "--plot", "a.png", "--plot-kind", "pie"], "--plot-kind pie"),

@@ -123,6 +123,15 @@ def test_a_crowded_heatmap_shows_colours_alone() -> None:
     assert len(large.texts) == 0
 
 
+def test_an_axis_of_one_value_is_not_told() -> None:
+    bars = figure(made(norm=["pre", "post"], **{"encoder.heads": [3]}))
+    assert not bars.legends and bars.axes[0].get_xlabel() == "norm"
+    lines = figure(made(lr=[1, 2, 3], norm=["pre", "post"], pool=["cls"]))
+    assert [t.get_text() for t in lines.legends[0].get_texts()] == ["norm pre", "norm post"]
+    curves = figure(made(curve=True, norm=["pre", "post"], pool=["cls"]), kind="curves")
+    assert [t.get_text() for t in curves.legends[0].get_texts()] == ["norm pre", "norm post"]
+
+
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(VitcliError, match="no finished trial"):
         figure(made(norm=["pre"]), "accuracy")

@@ -78,6 +78,14 @@ def test_a_report_needs_no_right_to_write(done: Sweeper, monkeypatch: pytest.Mon
     assert dict(report(sweep, Results(done.out)).states) == {"done": 8, "interrupted": 1}
 
 
+def test_a_heading_names_its_key(sweeper: Sweeper) -> None:
+    text = "command: train-shapes\ngrid: {encoder.depth: [1, 2]}\nmetrics: [result.score]"
+    sweeper.run(text)
+    found = sweeper.report(text, where=("depth=2",), sort="depth", group=("depth",))
+    assert found.grouped_by == ("encoder.depth",)
+    assert [t.params for t in found.trials] == [{"encoder.depth": 2}]
+
+
 def test_a_spread_needs_two_numbers() -> None:
     assert spread([1.0, None, "x", True]) == spread([1.0])
     assert spread([1.0]).std is None  # type: ignore[union-attr]

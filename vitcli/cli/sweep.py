@@ -224,6 +224,8 @@ def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
         if not (path / "sweep.yaml").is_file():
             raise VitcliError(f"{path} holds no sweep", "the --out of `vitcli sweep FILE.yaml`")
         return load_sweep(path / "sweep.yaml"), path
+    if path.is_dir():
+        raise VitcliError(f"{path} is a directory", f"--report {path}, or the sweep's file to run")
     if not running:
         loaded = load_sweep(path)
     else:

@@ -70,7 +70,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
     """A bar a group: the last key is the colour, the others' values stand below; a dot a trial."""
-    keys = list(report.grouped_by)
+    keys = _varying(report)
     colour = keys[-1] if len(keys) > 1 else None
     below = [key for key in keys if key != colour]
     ticks: dict[tuple[str, ...], int] = {}
@@ -126,9 +126,8 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
     along = max(numeric, key=lambda key: len(_levels(report, key)))
     lines: dict[str, list[SweepGroup]] = {}
     for group in report.groups:
-        words = [f"{_short(k)} {text(v)}" for k, v in group.params.items() if k != along]
         if name in group.metrics:
-            lines.setdefault(", ".join(words), []).append(group)
+            lines.setdefault(_label(report, group, along), []).append(group)
     for label, groups in lines.items():
         groups.sort(key=lambda group: float(group.params[along]))
         spreads = [group.metrics[name] for group in groups]
@@ -187,14 +186,14 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
             "no finished trial has a curve", "`curve: {x: history.*.step, y: history.*.loss}`"
         )
     for index, group in enumerate(report.groups):
-        label = ", ".join(f"{_short(k)} {text(v)}" for k, v in group.params.items())
+        label = _label(report, group)
         for id in group.trials:
             if curve := curves.get(id):
                 ys = [float("nan") if y is None else y for y in curve.y]
                 axes.plot(curve.x, ys, color=f"C{index % 10}", linewidth=1, label=label or "_")
                 label = "_"  # one entry a group
-    axes.set_xlabel(report.curve_names[0])
-    axes.set_ylabel(report.curve_names[1])
+    axes.set_xlabel(_short(report.curve_names[0]))
+    axes.set_ylabel(_short(report.curve_names[1]))
     axes.grid(alpha=0.3)
     if report.grouped_by and len(report.groups) <= 12:
         _legend(axes)
@@ -221,6 +220,18 @@ DRAW: dict[str, Callable[..., None]] = {
     "curves": _curve_lines,
     "search": _search,
 }
+
+
+def _varying(report: SweepReport) -> list[str]:
+    """The keys of the grouping that have more than one value; all of them where none has."""
+    keys = [key for key in report.grouped_by if len(_levels(report, key)) > 1]
+    return keys or list(report.grouped_by)
+
+
+def _label(report: SweepReport, group: SweepGroup, along: str = "") -> str:
+    """What tells a group from the others, but for the axis it is drawn along."""
+    keys = [key for key in _varying(report) if key != along]
+    return ", ".join(f"{_short(key)} {text(group.params[key])}" for key in keys)
 
 
 def _levels(report: SweepReport, key: str) -> list[Any]:

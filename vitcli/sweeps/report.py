@@ -165,6 +165,9 @@ def _names(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[str]:
 
 def _known(name: str, names: Sequence[str]) -> str:
     name = canonical(name.strip())
+    ends = [key for key in names if key.rsplit(".", 1)[-1] == name]
+    if name not in names and len(ends) == 1:  # as the tables' headings say it
+        return ends[0]
     if name not in names:
         raise VitcliError(f"no trial has a {name!r}", nearest(name, list(names)))
     return name
