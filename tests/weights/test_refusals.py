@@ -178,6 +178,7 @@ def test_a_preset_of_another_shape_is_a_contradiction(tmp_path: Path) -> None:
 def test_the_user_cannot_contradict_the_tensors(tmp_path: Path) -> None:
     told = refusal(vit_folder(tmp_path), overrides=[parse_setting("encoder.depth=5")])
     assert "--set encoder.depth=5 says depth = 5, the tensors say 2" in told
+    assert "leave out --set encoder.depth=5" in told
 
 
 def test_the_user_may_take_the_head_away(tmp_path: Path) -> None:

@@ -6,18 +6,11 @@ literal here equal to the table of variants there.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from vitcli.config.values import Floats, Ints, Rate, Size, Triple
 
 PositionKind = Literal["learned", "sincos2d", "rope2d", "alibi2d", "none"]
 PoolingKind = Literal["cls", "mean", "cls+mean", "map", "none"]
@@ -43,39 +36,6 @@ RopeCoordinates = Literal["centred", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
 ResizeKind = Literal["none", "shortest", "squash", "smart"]
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-
-
-def _as_size(value: Any) -> Any:
-    """A height and a width from `224`, `[384, 512]` or `"384x512"`."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value, value)
-    if isinstance(value, str):
-        sides = value.lower().split("x")
-        if all(side.isdecimal() for side in sides) and len(sides) <= 2:
-            return (int(sides[0]), int(sides[-1]))
-    return _as_tuple(value)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _short_size(value: tuple[int, int]) -> int | list[int]:
-    return value[0] if value[0] == value[1] else list(value)
-
-
-Size = Annotated[
-    tuple[PositiveInt, PositiveInt], BeforeValidator(_as_size), PlainSerializer(_short_size)
-]
-"""(height, width) in pixels; one number means a square."""
-Triple = Annotated[
-    tuple[float, float, float], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
-]
-Ints = Annotated[tuple[int, ...], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))]
-Floats = Annotated[
-    tuple[PositiveFloat, ...], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
-]
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
-    PlainSerializer,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
-from vitcli.config.schema import ModelConfig, Rate, Section, _as_tuple
+from vitcli.config.schema import ModelConfig, Section
+from vitcli.config.values import Fraction, Pair, Rate, words
 
 ShapeName = Literal[
     "circle",
@@ -29,27 +28,11 @@ ShapeName = Literal[
 DataKind = Literal["auto", "folder", "cifar10", "cifar100", "mnist", "fashion-mnist"]
 QkvPart = Literal["q", "k", "v"]
 
-Pair = Annotated[
-    tuple[float, float], BeforeValidator(_as_tuple), PlainSerializer(lambda v: list(v))
-]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-def _names(value: Any) -> Any:
-    """A list, or one text with commas: `q,v`."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return _as_tuple(value)
-
-
-def _words(kind: Any) -> Any:
-    return Annotated[tuple[kind, ...], BeforeValidator(_names), PlainSerializer(lambda v: list(v))]
-
 
 class ShapesData(Section):
     """Images drawn on the fly; image i depends on `train.seed`, i and these keys alone."""
 
-    classes: _words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
+    classes: words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
     train_size: PositiveInt = 16_384
     val_size: PositiveInt = 2_048
     difficulty: Fraction = 0.1
@@ -98,12 +81,12 @@ class ImagesData(Section):
 class LoraConfig(Section):
     """Low-rank adapters on chosen heads; no head means none."""
 
-    heads: _words(str) = ()  # type: ignore[valid-type]
+    heads: words(str) = ()  # type: ignore[valid-type]
     """LAYER:HEAD, both from 0."""
     rank: PositiveInt = 4
     alpha: PositiveFloat = 8.0
     """The adapter is scaled by alpha / rank."""
-    on: _words(QkvPart) = ("q", "k", "v")  # type: ignore[valid-type]
+    on: words(QkvPart) = ("q", "k", "v")  # type: ignore[valid-type]
     train_head: bool = False
     """Train the classifier too."""
 

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vitcli.config.load import Layers, Setting, validate
-from vitcli.config.schema import ModelConfig, Size
+from vitcli.config.schema import ModelConfig
+from vitcli.config.values import Size
 from vitcli.errors import VitcliError
 from vitcli.results.weights import Settled
 from vitcli.weights.foreign import read_settings
@@ -65,7 +66,9 @@ class _Claims:
         if stands is not None and stands.value != value:
             raise VitcliError(
                 f"{by} says {key} = {_shown(value)}, {stands.by} say {_shown(stands.value)}",
-                "are these the config and the weights of the same model?",
+                f"leave out {by}: weights have the shape they were trained with"
+                if by.startswith("--")
+                else "are these the config and the weights of the same model?",
             )
 
 
