@@ -163,7 +163,7 @@ def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
     (trial,) = json.loads(run(toy, "--dry-run", "--json").stdout)["trials"]
     lock = TrialDir(Path("runs/toy/trials") / trial["id"]).try_lock()
     assert lock is not None
-    assert "1 trials are left" in run(toy, code=1).stderr
+    assert "1 trial left" in run(toy, code=1).stderr
     os.close(lock)
     run(toy)
 

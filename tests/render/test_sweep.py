@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import io
 import itertools
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitcli.errors import VitcliError
-from vitcli.render.sweep import duration, spread_text
+from vitcli.render.sweep import duration, spread_text, sweep_progress
 from vitcli.render.sweep_figure import figure, kind_of
 from vitcli.results.sweep import Curve, Spread, SweepGroup, SweepReport, SweepTrial
+from vitcli.sweeps.runner import Event
+from vitcli.sweeps.study import Counts
 
 
 def made(objective: str = "", curve: bool = False, **axes: list[Any]) -> SweepReport:
@@ -171,6 +175,23 @@ def test_a_mean_has_the_digits_that_its_spread_allows(spread: Spread, text: str)
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: the line is taken away, the note written, the line drawn again."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with sweep_progress(2) as tell:
+        tell(Event(Counts(done=1, running=1, failed=0, pruned=0, total=2), 3.0))
+        tell(Event(Counts(done=1, running=0, failed=1, pruned=0, total=2), None, "it broke"))
+    before, _, _ = screen.getvalue().partition("it broke")
+    last = before.rpartition("note:")[0].rpartition("running")[2]
+    assert "\x1b[2K" in last  # erases the line
 
 
 def test_a_figure_is_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.sweeps.conftest import Sweeper, kill, wait
+from vitcli.sweeps import runner
 from vitcli.sweeps.locks import is_held
 from vitcli.sweeps.runner import Event
 from vitcli.sweeps.spec import load_sweep
@@ -152,6 +154,18 @@ def test_jobs_run_at_once_and_share_the_threads(
     sweeper.run(text, tell=tell)
     assert most == 3
     assert {t.metrics["threads"] for t in sweeper.report(text).trials} == {"2"}
+
+
+def test_the_time_left_goes_down_while_a_trial_runs(
+    sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "TELL_S", 0.0)
+    events: list[Event] = []
+    sweeper.run(HEAD + "grid: {norm: [slow], lr: [1, 2]}", tell=events.append)
+    second = [e.seconds_left for e in events if (e.counts.done, e.counts.running) == (1, 1)]
+    assert len(second) > 2
+    assert all(a is not None and b is not None and a >= b for a, b in itertools.pairwise(second))
+    assert events[-1].seconds_left is None
 
 
 def test_results_that_were_removed_are_made_again(sweeper: Sweeper) -> None:

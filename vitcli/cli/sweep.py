@@ -273,7 +273,7 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
     from vitcli.cli import app
     from vitcli.cli.commands import known_commands
     from vitcli.render.console import note, warn
-    from vitcli.render.sweep import sweep_progress
+    from vitcli.render.sweep import sweep_progress, trials
     from vitcli.sweeps.locks import check_platform
     from vitcli.sweeps.runner import Runner
     from vitcli.sweeps.study import Study
@@ -301,13 +301,13 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
             raise
     counts = outcome.counts
     if outcome.stopped:
-        warn(f"stopped: {outcome.stopped}; {counts.left} trials are left")
+        warn(f"stopped: {outcome.stopped}; {trials(counts.left)} left")
     elif counts.running:
-        note(f"{counts.running} trials are running in another process")
+        note(f"{trials(counts.running)} still running in another process")
     elif counts.left > outcome.killed:
-        warn(f"{counts.left} trials are left: something still holds their lock files")
+        warn(f"{trials(counts.left)} left: something still holds their lock files")
     if counts.failed and not retry_failed:
-        note(f"{counts.failed} trials have failed; --retry-failed runs them again")
+        note(f"{trials(counts.failed)} failed; --retry-failed runs again what failed")
     alone = counts.left and not counts.running
     return 1 if outcome.stopped or counts.failed or outcome.killed or alone else 0
 

@@ -74,7 +74,7 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
         for trial in plan.trials:
             grid.add_row(trial.id[:SHORT_ID], trial.state, escape(trial.command))
         yield grid
-        yield f"{len(plan.trials)} trials, {plan.to_run} to run"
+        yield f"{trials(len(plan.trials))}, {plan.to_run} to run"
     if plan.draws:
         seeds = f", {plan.seeds_each} seeds each" if plan.seeds_each > 1 else ""
         yield f"up to {plan.draws} more points to draw from {', '.join(plan.axes)}{seeds}"
@@ -142,6 +142,10 @@ def spread_text(spread: Spread) -> str:
         return f"{mean:.4g}{unit} ± {std:.2g}{unit}"
     digits = max(0, min(6, -int(f"{std:e}".split("e")[1]) + 1))
     return f"{mean:.{digits}f}{unit} ± {std:.{digits}f}{unit}"
+
+
+def trials(count: int) -> str:
+    return f"{count} trial" if count == 1 else f"{count} trials"
 
 
 def text(value: Any, missing: str = "-") -> str:
@@ -214,7 +218,9 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
         def tell(event: Event) -> None:
             nonlocal ended
             counts = event.counts
-            if event.text:
+            if event.text and live:
+                bar.console.print(f"[dim]note:[/] {escape(event.text)}", highlight=False)
+            elif event.text:
                 note(event.text)
             words = _standing(event)
             bar.update(task, completed=counts.total - counts.left, description=words)

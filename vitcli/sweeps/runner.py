@@ -22,6 +22,8 @@ from vitcli.sweeps.trialdir import Results, State, Status, TrialDir, placed, sho
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.2
+TELL_S = 1.0
+"""How long the time left may stand still."""
 ENDED_FROM_OUTSIDE = frozenset({-1, -2, -9, -15, 130, 137, 143})
 """Exit codes of a process that something else ended: HUP, INT, KILL, TERM, and as shells say it."""
 
@@ -85,6 +87,7 @@ class Runner:
         self._killed = 0
         self._in_row = 0
         self._stopped = ""
+        self._told_at = 0.0
 
     def run(self) -> Outcome:
         """Run what is missing. Ctrl-C ends the running trials, which the next call runs again.
@@ -107,6 +110,8 @@ class Runner:
                 self.study.beat([slot.claim for slot in self._slots])
                 for slot in list(self._slots):
                     self._look_at(slot)
+                if time.monotonic() > self._told_at + TELL_S:
+                    self._say()
         except BaseException:
             self._interrupt()
             raise
@@ -281,10 +286,17 @@ class Runner:
             self._say(text)
 
     def _say(self, text: str = "") -> None:
+        self._told_at = time.monotonic()
         counts = self.study.counts()
-        each = sum(self._seconds) / len(self._seconds) if self._seconds else None
-        left = None if each is None else each * counts.left / self.jobs
-        self.tell(Event(counts, left, text))
+        self.tell(Event(counts, self._seconds_left(counts), text))
+
+    def _seconds_left(self, counts: Counts) -> float | None:
+        """What is left at the mean time of a trial, shared by all that work on it now."""
+        if not self._seconds or not counts.left:
+            return None
+        each = sum(self._seconds) / len(self._seconds)
+        spent = sum(min(s.child.wall_s, each) for s in self._slots if s.child)
+        return (each * counts.left - spent) / min(max(self.jobs, counts.running), counts.left)
 
 
 def _as_left(place: TrialDir) -> Status:
