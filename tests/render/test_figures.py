@@ -12,7 +12,7 @@ from vitcli.analyses.params import params
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.render import encode, train
-from vitcli.render.figure import component_colours, save_figure
+from vitcli.render.figure import component_colours, count_along_x, save_figure
 from vitcli.render.params import figure as params_figure
 from vitcli.results import EncodedImage, EncodeResult, LayerNorms, ModelInfo
 from vitcli.results.components import COMPONENTS, OTHER
@@ -33,6 +33,10 @@ def encoded(images: int) -> EncodeResult:
 
 def test_layers_are_counted_in_whole_numbers() -> None:
     drawing = encode.figure(encoded(1))
+    one_point = drawing.add_subplot()
+    one_point.plot([12], [0.5])
+    count_along_x(one_point)
+    assert list(one_point.get_xticks())[1:-1] in ([11, 12, 13], [12])
     assert all(whole(list(axes.get_xticks())) for axes in drawing.axes)
 
 
@@ -60,7 +64,7 @@ def trained(steps: int) -> TrainResult:
     config = {
         "name": "tiny",
         "encoder": {"norm_placement": "pre", "init": "trunc_normal"},
-        "train": {"warmup": 0},
+        "train": {"warmup": 0, "weights": None},
     }
     return TrainResult(summary, rows, (), config)
 
@@ -82,3 +86,15 @@ def test_a_character_that_the_font_lacks_is_no_talk_on_stderr(tmp_path: Path) ->
         warnings.simplefilter("error")
         save_figure(drawing, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"), [(None, "init trunc_normal"), ("runs/a", "weights runs/a")]
+)
+def test_a_run_tells_where_its_weights_came_from(weights: str | None, told: str) -> None:
+    result = trained(3)
+    result.config["train"] |= {"weights": weights, "lr": 1e-3, "batch": 8, "epochs": 1, "seed": 0}
+    result.config["encoder"] |= {"depth": 2, "hidden": 8}
+    assert told in str(next(train.tables(result)))
+    assert told in train.figure(result).get_suptitle()
+    assert ("trunc_normal" in train.figure(result).get_suptitle()) is (weights is None)

@@ -132,8 +132,9 @@ def attn_entropy(
         draw(figure(result), plot)
     if overlay and result.models:
         from vitcli.render.attn_entropy import overlay_figure
+        from vitcli.render.numbers import plural
 
-        what = f"{len(maps.sheets)} sheets of maps"
+        what = f"{plural(len(maps.sheets), 'sheet')} of maps"
         draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets did not fit")

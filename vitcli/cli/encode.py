@@ -96,6 +96,7 @@ def encode(
     from vitcli.analyses.vectors import check_tokens, check_vector_file, write_vectors
     from vitcli.render.console import answer_text, note, progress, status, warn
     from vitcli.render.figure import check_figure_file
+    from vitcli.render.numbers import plural
 
     many = is_job(images or [], out)
     if many and (plot or map_file or every != 1):
@@ -164,11 +165,11 @@ def encode(
         warn(failure.error)
     if out and result.images:
         write_vectors(Path(out), vectors)
-        note(f"wrote {', '.join(kinds)} of {len(result.images)} images to {out}")
+        note(f"wrote {', '.join(kinds)} of {plural(len(result.images), 'image')} to {out}")
     if map_file and result.images:
         from vitcli.render.feature_maps import figure as feature_figure
 
-        what = f"the features of {len(features.pictures)} images"
+        what = f"the features of {plural(len(features.pictures), 'image')}"
         draw(feature_figure(features.sheets(), features.pictures), map_file, what)
         if features.left_out:
             note(f"{features.left_out} more images are in the fit only")

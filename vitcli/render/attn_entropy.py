@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.render.console import table
+from vitcli.render.figure import count_along_x
 from vitcli.render.pictures import bare, covered, lay, outline, scaled, shrunk
 from vitcli.results.attention import (
     AttentionResult,
@@ -168,7 +169,7 @@ def figure(result: AttentionResult) -> Any:
     for axes, title in titles.items():
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("block")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        count_along_x(axes)
         axes.grid(alpha=0.3)
     for axes, least in ((distance, 0.0), (outliers, 1.0)):
         peak = max(float(line.get_ydata().max()) for line in axes.lines)

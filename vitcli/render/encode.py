@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.render.console import table
+from vitcli.render.figure import count_along_x
 from vitcli.results import EncodedImage, EncodeResult, LayerNorms
 
 
@@ -88,7 +89,7 @@ def figure(result: EncodeResult) -> Any:
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=image.path)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("layer")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        count_along_x(axes)
         axes.grid(alpha=0.3)
         if not axes.lines:
             axes.text(0.5, 0.5, "this encoder has no CLS", ha="center", transform=axes.transAxes)

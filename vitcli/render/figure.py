@@ -27,6 +27,14 @@ def check_figure_file(path: Path | None) -> None:
         raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
 
 
+def count_along_x(axes: Any) -> None:
+    """Ticks at whole numbers; a single point stands in the middle of three."""
+    low, high = axes.get_xlim()
+    if high - low < 2:
+        axes.set_xlim((low + high) / 2 - 1, (low + high) / 2 + 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def component_colours() -> dict[str, tuple[float, float, float]]:
     """A colour for each component of an encoder, the same in every figure."""
     from matplotlib import colormaps

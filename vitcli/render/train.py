@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitcli.render.console import table
+from vitcli.render.figure import count_along_x
 from vitcli.render.numbers import plural
 from vitcli.results.train import HistoryRow, TrainResult, TrainSummary
 
@@ -94,7 +95,7 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
     yield (
         f"[bold]{escape(config['name'])}[/]  {summary.parameters:,} parameters, "
         f"{summary.trainable:,} trainable; {encoder['norm_placement']}-norm, "
-        f"{encoder['depth']} blocks, {encoder['hidden']} hidden, init {encoder['init']}"
+        f"{encoder['depth']} blocks, {encoder['hidden']} hidden, {escape(_start(config))}"
     )
     speed = "" if summary.images_per_s is None else f"; {summary.images_per_s:.0f} images/s"
     yield (
@@ -199,6 +200,12 @@ def verdict_line(summary: TrainSummary) -> str:
     )
 
 
+def _start(config: dict[str, Any]) -> str:
+    """Where the weights came from."""
+    source = config["train"]["weights"]
+    return f"weights {source}" if source else f"init {config['encoder']['init']}"
+
+
 def figure(result: TrainResult) -> Any:
     """Loss, accuracy, learning rate and gradient norm against the step."""
     from matplotlib.figure import Figure
@@ -234,14 +241,14 @@ def figure(result: TrainResult) -> Any:
     twin.set_ylabel("learning rate")
     for axes in (loss, accuracy, rate):
         axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        count_along_x(axes)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     summary, config = result.result, result.config
     ended = "" if summary.val_accuracy is None else f" (accuracy {summary.val_accuracy:.3f})"
     drawing.suptitle(
         f"{config['name']}, {config['encoder']['norm_placement']}-norm, warm-up "
-        f"{config['train']['warmup']:g}, {config['encoder']['init']}: {summary.verdict}{ended}",
+        f"{config['train']['warmup']:g}, {_start(config)}: {summary.verdict}{ended}",
         fontsize=10,
     )
     return drawing
