@@ -19,7 +19,7 @@ from vitcli.analyses import encode as _encode
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
 from vitcli.models import LoadedModel, load_model
-from vitcli.results import EncodeResult
+from vitcli.results.encode import EncodeResult
 
 
 def load(

@@ -131,3 +131,11 @@ def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
         assert answer(tmp_path / name, "--k", "1")["classes"] == ["dark", "light"]
     refused = answer(tmp_path / "out", *SMALL, code=2)
     assert "a model cannot change them" in str(refused["error"])
+
+
+def test_images_without_folders_are_told_before_they_are_encoded(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    vectors = tmp_path / "vectors"
+    result = CliRunner().invoke(app, ["probe", *SMALL, str(tmp_path), "--out", str(vectors)])
+    assert result.exit_code == 2 and "no folders in there" in result.stderr
+    assert not vectors.exists()

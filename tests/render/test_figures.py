@@ -14,8 +14,9 @@ from vitcli.config.schema import ModelConfig
 from vitcli.render import encode, train
 from vitcli.render.figure import component_colours, count_along_x, save_figure
 from vitcli.render.params import figure as params_figure
-from vitcli.results import EncodedImage, EncodeResult, LayerNorms, ModelInfo
+from vitcli.results import ModelInfo
 from vitcli.results.components import COMPONENTS, OTHER
+from vitcli.results.encode import EncodedImage, EncodeResult, LayerNorms
 from vitcli.results.train import HistoryRow, TrainResult, TrainSummary
 
 

@@ -17,7 +17,8 @@ from vitcli.core.taps import Observer, layer_points, tapped
 from vitcli.errors import VitcliError
 from vitcli.inputs.preprocess import describe
 from vitcli.models import LoadedModel
-from vitcli.results import EncodedImage, EncodeResult, FailedImage, LayerNorms, ModelInfo
+from vitcli.results import FailedImage, ModelInfo
+from vitcli.results.encode import EncodedImage, EncodeResult, LayerNorms
 
 Around = Callable[[LoadedModel, Sequence[Prepared]], AbstractContextManager[None]]
 

@@ -102,6 +102,9 @@ def from_images(
     """Encode folders of classes (into `out`, where it is kept), or a published set's files.
 
     `limit` takes that many images of each half of a published set, drawn at random.
+
+    Raises:
+        VitcliError: nothing there to tell classes by.
     """
     check_kind(model, options)
     if recognised(folder) != "folder":
@@ -120,6 +123,11 @@ def from_images(
         return Labelled(model.name, model.weights, stacked, np.array(labels, object), is_test)
     if limit is not None:
         raise VitcliError("--limit is for a published set's files", "leave out --limit")
+    if not any(child.is_dir() for child in folder.iterdir()):  # told before hours of encoding
+        raise VitcliError(
+            f"{folder}: no folders in there, so no classes",
+            "a folder for each class, with images in them",
+        )
     with contextlib.ExitStack() as stack:
         kept = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vitcli-")))
         encode_folder(request, model, Listing((str(folder),)), kept, options, watch)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitcli.render.console import table
 from vitcli.render.figure import count_along_x
-from vitcli.results import EncodedImage, EncodeResult, LayerNorms
+from vitcli.results.encode import EncodedImage, EncodeResult, LayerNorms
 
 
 def shape(sizes: tuple[int, ...]) -> str:

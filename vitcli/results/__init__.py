@@ -28,47 +28,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class LayerNorms:
-    """One layer's tokens: 0 is the input of the first block, then each block, then the norm."""
-
-    layer: int
-    name: str
-    cls_norm: float | None
-    patch_norm_mean: float
-    patch_norm_max: float
-    cls_cosine_prev: float | None
-
-
-@dataclass(frozen=True)
-class EncodedImage:
-    path: str
-    mode: str
-    width: int
-    height: int
-    preparation: str
-    """How the image was resized, cropped and normalised."""
-    input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    layers: tuple[LayerNorms, ...]
-    pooled_norm: float | None
-    head_shape: tuple[int, ...] | None
-
-
-@dataclass(frozen=True)
 class FailedImage:
     path: str
     code: str
     error: str
-
-
-@dataclass(frozen=True)
-class EncodeResult:
-    """The answer of `vitcli encode`."""
-
-    model: ModelInfo
-    engine: str
-    """What ran the encoder: eager, compile or onnx."""
-    device: str
-    dtype: str
-    images: tuple[EncodedImage, ...]
-    failed: tuple[FailedImage, ...]
