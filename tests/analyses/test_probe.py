@@ -63,6 +63,13 @@ def test_neighbours_are_counted_by_direction_not_length() -> None:
     assert result.scores[0].correct == 6
 
 
+def test_no_more_neighbours_are_claimed_than_there_were() -> None:
+    vectors = np.random.default_rng(0).normal(size=(8, 4))
+    result = probe(Path("x"), labelled(vectors, ["a", "b"] * 4), k=20)
+    assert result.protocol == "4-fold cross-validation"  # that leaves six to learn from
+    assert [score.method for score in result.scores] == ["6 nearest neighbours", "linear probe"]
+
+
 def test_a_given_split_is_kept() -> None:
     vectors = np.array([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0], [0, 1], [1, 0]])
     is_test = np.array([False] * 4 + [True] * 3)

@@ -149,10 +149,11 @@ def _encoded(model: LoadedModel, pictures: Sequence[Any], kind: str) -> np.ndarr
 def probe(folder: Path, data: Labelled, k: int = 20, folds: int = 5) -> ProbeResult:
     """Accuracy of nearest neighbours and of a linear classifier, both from scikit-learn.
 
-    Neighbours: majority of the `k` nearest by cosine. Linear: logistic regression (C = 1) on
-    standardised vectors. What is tested is never learnt from: the given split, or each image once
-    in stratified cross-validation, with fewer folds where a class has fewer images. The interval
-    is Wilson's for as many independent trials as images tested (Wilson 1927).
+    Neighbours: majority of the `k` nearest by cosine, or of all where there are fewer. Linear:
+    logistic regression (C = 1) on standardised vectors. What is tested is never learnt from: the
+    given split, or each image once in stratified cross-validation, with fewer folds where a class
+    has fewer images. The interval is Wilson's for as many independent trials as images tested
+    (Wilson 1927).
 
     Raises:
         VitcliError: fewer than two classes of two images, or scikit-learn is missing.
@@ -172,10 +173,10 @@ def probe(folder: Path, data: Labelled, k: int = 20, folds: int = 5) -> ProbeRes
     rounds, protocol = _rounds(sklearn, numbers, data, keep, folds)
     tested = np.concatenate([test for _, test in rounds])
     scores = []
-    for method, make in _methods(sklearn, k).items():
+    for method, make in _methods(sklearn, min(k, *(len(train) for train, _ in rounds))).items():
         right, converged = 0, True
         for train, test in rounds:
-            classifier = make(len(train))
+            classifier = make()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 classifier.fit(vectors[train], numbers[train])
@@ -216,10 +217,10 @@ def _rounds(
 
 
 def _methods(sklearn: Any, k: int) -> dict[str, Any]:
-    def neighbours(rows: int) -> Any:
-        return sklearn.neighbors.KNeighborsClassifier(min(k, rows), metric="cosine")
+    def neighbours() -> Any:
+        return sklearn.neighbors.KNeighborsClassifier(k, metric="cosine")
 
-    def linear(rows: int) -> Any:
+    def linear() -> Any:
         return sklearn.pipeline.make_pipeline(
             sklearn.preprocessing.StandardScaler(),
             sklearn.linear_model.LogisticRegression(max_iter=1000),

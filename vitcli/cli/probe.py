@@ -79,7 +79,7 @@ def probe(
         with watch_job("encoding") as watch:
             data = analysis.from_images(request, loaded, folder, out, options, watch, limit)
     if data.failed:
-        warn(f"{data.failed:,} images have no vector")
+        warn(f"images without a vector: {data.failed:,}")
     with status("learning"):
         result = analysis.probe(folder, data, k, folds)
     from vitcli.render.probe import tables

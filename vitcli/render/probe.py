@@ -31,6 +31,6 @@ def tables(result: ProbeResult) -> Iterator[Any]:
     rows.add_row("the largest class, always", f"{result.largest_share:.1%}", "", "")
     yield rows
     facts = [result.protocol]
-    facts += [f"{result.failed:,} images have no vector"] * bool(result.failed)
-    facts += [f"{result.unlabelled:,} are in no class that can be tested"] * bool(result.unlabelled)
+    facts += [f"images without a vector: {result.failed:,}"] * bool(result.failed)
+    facts += [f"in no class that can be tested: {result.unlabelled:,}"] * bool(result.unlabelled)
     yield "; ".join(facts)
