@@ -34,6 +34,8 @@ def main() -> None:
         raise SystemExit(f"{error} ({error.hint})") from error
     for failure in result.failed:
         print(f"skipped: {failure.error}")
+    if len(result.images) < 2:
+        raise SystemExit("two images or more can be compared")
     pooled = vectors["pooled"]  # (images, width)
     unit = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
     cosines = unit @ unit.T

@@ -28,3 +28,7 @@ def test_errors_say_what_was_set() -> None:
 def test_import_loads_no_torch() -> None:
     script = "import sys, vitcli; vitcli.__version__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_its_names_are_listed_before_they_are_loaded() -> None:
+    assert {"load", "encode", "VitcliError"} <= set(dir(vitcli))

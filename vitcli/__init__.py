@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["VitcliError", "__version__", "encode", "load"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in ("encode", "load"):
         from vitcli import api

@@ -101,6 +101,11 @@ def test_the_python_example_compares_images(tmp_path: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert len(rows) == 3
     assert rows[0] == ["1.0000", "red.png", "also-red.png"], "the same picture at two sizes"
+    alone = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "similar.py"), "red.png", "no.png", *pairs],
+        env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert alone.returncode == 1 and alone.stderr == "two images or more can be compared\n"
 
 
 def test_the_report_writes_tables_and_figures_of_what_was_run(tmp_path: Path) -> None:
