@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from vitcli.errors import VitcliError
+from vitcli.render import sweep
 from vitcli.render.sweep import duration, spread_text, sweep_progress
 from vitcli.render.sweep_figure import figure, kind_of
 from vitcli.results.sweep import Curve, Spread, SweepGroup, SweepReport, SweepTrial
@@ -175,6 +178,20 @@ def test_a_mean_has_the_digits_that_its_spread_allows(spread: Spread, text: str)
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("columns", "last"), [(200, "trials"), (56, "time"), (46, "n")])
+def test_a_narrow_terminal_leaves_out_facts_before_it_breaks_words(
+    monkeypatch: pytest.MonkeyPatch, columns: int, last: str
+) -> None:
+    console = Console(width=columns)
+    monkeypatch.setattr(sweep, "stream", lambda: console)
+    report = made(init=["xavier_uniform", "trunc_normal"], norm=["pre", "post"])
+    grid = next(part for part in sweep.tables(report) if isinstance(part, Table))
+    assert grid.columns[-1].header == last
+    with console.capture() as capture:
+        console.print(grid)
+    assert "xavier_uniform" in capture.get() and "0.50 ± 0.71" in capture.get()
 
 
 def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:

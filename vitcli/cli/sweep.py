@@ -202,7 +202,8 @@ def sweep(
         from vitcli.render.sweep import tables
 
         answer(*tables(found, each))
-        note(f"a trial's command: vitcli sweep --report {shlex.quote(str(place))} --show TRIAL")
+        reading = f"vitcli sweep --report {shlex.quote(str(place))}"
+        note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
     if code:
         raise typer.Exit(code)
 

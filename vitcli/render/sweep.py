@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.render.console import note, table
+from vitcli.render.console import note, stream, table
 from vitcli.results.sweep import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
 
 if TYPE_CHECKING:
@@ -81,21 +81,36 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
 
 
 def _group_table(report: SweepReport) -> Table:
+    """With as much beside the metrics as the terminal has room for."""
+    console = stream()
+    options = console.options.update(max_width=sys.maxsize)
+    grid = table()
+    for facts in (("n", "time", "trials"), ("n", "time"), ("n",)):
+        grid = _groups_with(report, facts)
+        if console.measure(grid, options=options).maximum <= console.width:
+            break
+    return grid
+
+
+def _groups_with(report: SweepReport, facts: Sequence[str]) -> Table:
     grid = table()
     for key in report.grouped_by:
         grid.add_column(_heading(key), overflow="fold")
     for name in report.metrics:
         grid.add_column(_heading(name), justify="right")
-    grid.add_column("n", justify="right")
-    grid.add_column("time", justify="right")
-    grid.add_column("trials", overflow="fold")
+    for fact in facts:
+        last = fact == "trials"
+        grid.add_column(fact, justify="left" if last else "right", no_wrap=not last)
     for group in report.groups:
+        told = {
+            "n": str(len(group.trials)),
+            "time": "" if group.wall_s is None else duration(group.wall_s),
+            "trials": " ".join(id[:SHORT_ID] for id in group.trials),
+        }
         grid.add_row(
             *(escape(text(value)) for value in group.params.values()),
             *(escape(_cell(group, name)) for name in report.metrics),
-            str(len(group.trials)),
-            "" if group.wall_s is None else duration(group.wall_s),
-            " ".join(id[:SHORT_ID] for id in group.trials),
+            *(told[fact] for fact in facts),
         )
     return grid
 
