@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from vitcli.config.yaml import parse_yaml
-from vitcli.sweeps.spec import SweepSection, read_sweep
+from vitcli.sweeps.sections import SweepSection
+from vitcli.sweeps.spec import read_sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 TEXT = (FOLDER / "README.md").read_text()

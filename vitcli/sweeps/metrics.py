@@ -1,7 +1,11 @@
-"""Numbers out of a result's JSON."""
+"""Numbers out of what a trial writes: its result's JSON, and its JSON lines on the way there."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 
@@ -28,3 +32,27 @@ def lookup(value: Any, path: str) -> Any:
         else:
             return None
     return value
+
+
+def new_values(
+    file: Path, start: int, step: str, value: str
+) -> tuple[list[tuple[int, float]], int]:
+    """The finite (step, value) pairs in the whole lines after byte `start`, and where they end.
+
+    Lines without both are passed over; a file that is not there yet has none.
+    """
+    try:
+        with file.open("rb") as lines:
+            lines.seek(start)
+            new = lines.read()
+    except OSError:
+        return [], start
+    whole = new[: new.rfind(b"\n") + 1]
+    pairs = []
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            entry = json.loads(line)
+            pair = int(entry[step]), float(entry[value])
+            if math.isfinite(pair[1]):
+                pairs.append(pair)
+    return pairs, start + len(whole)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import socket
 import sys
 import time
@@ -14,6 +12,7 @@ from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.sweeps.expand import Trial
+from vitcli.sweeps.metrics import new_values
 from vitcli.sweeps.options import Command
 from vitcli.sweeps.process import Child, start, threads_each
 from vitcli.sweeps.spec import Sweep
@@ -123,7 +122,7 @@ class Runner:
         """Start the slot's next trial that has not ended yet; without any, enter the claim."""
         while slot.waiting:
             trial, place, lock = slot.waiting.pop(0)
-            status = _as_left(place)
+            status = place.as_left()
             if status.state == "done" and (result := place.result()) is not None:
                 slot.results.append(result)
             elif status.state == "failed" and not self.study.retry_failed:
@@ -188,7 +187,7 @@ class Runner:
             self.study.give_up(slot.claim, again=False)
             self._count("killed", f"{slot.claim.id}: {error}")
         elif code != 0:
-            self._failed(slot, _last_words(place) or f"exit code {code}", code)
+            self._failed(slot, place.last_words() or f"exit code {code}", code)
         elif error := place.keep_result():
             self._failed(slot, error, code)
         else:
@@ -222,23 +221,10 @@ class Runner:
         if pruner is None or live is None or slot.results or slot.place is None:
             return False
         file = slot.place.path / pruner.file.replace("{trial}/", "").replace("{trial}", ".")
-        try:
-            with file.open("rb") as lines:
-                lines.seek(slot.read_bytes)
-                new = lines.read()
-        except OSError:
-            return False
-        whole = new[: new.rfind(b"\n") + 1]
-        slot.read_bytes += len(whole)
-        told = False
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                entry = json.loads(line)
-                step, value = int(entry[pruner.step]), float(entry[pruner.value])
-                if math.isfinite(value):
-                    live.report(value, step)
-                    told = True
-        return told and live.should_prune()
+        values, slot.read_bytes = new_values(file, slot.read_bytes, pruner.step, pruner.value)
+        for step, value in values:
+            live.report(value, step)
+        return bool(values) and live.should_prune()
 
     # -- the whole ---------------------------------------------------------------------------
 
@@ -297,25 +283,3 @@ class Runner:
         each = sum(self._seconds) / len(self._seconds)
         spent = sum(min(s.child.wall_s, each) for s in self._slots if s.child)
         return (each * counts.left - spent) / min(max(self.jobs, counts.running), counts.left)
-
-
-def _as_left(place: TrialDir) -> Status:
-    """How an earlier call left a trial: done, too, if only the last word of it is missing."""
-    status = place.status()
-    if status.state == "running" and (place.result() is not None or not place.keep_result()):
-        status = replace(status, state="done")
-        place.write_status(status)
-    return status
-
-
-def _last_words(place: TrialDir) -> str:
-    """The line of stderr that says what went wrong: the last with `error`, or the last."""
-    try:
-        with place.stderr.open("rb") as file:
-            file.seek(max(0, place.stderr.stat().st_size - 8192))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    lines = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return (errors or lines or [""])[-1][:300]

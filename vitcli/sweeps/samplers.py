@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitcli.sweeps.spec import SearchSection
+from vitcli.sweeps.sections import SearchSection
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner

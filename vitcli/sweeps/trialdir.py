@@ -113,6 +113,26 @@ class TrialDir:
         os.replace(self.stdout, self.result_file)  # noqa: PTH105
         return ""
 
+    def as_left(self) -> Status:
+        """How an earlier call left it: done, too, if only the last word of it is missing."""
+        status = self.status()
+        if status.state == "running" and (self.result() is not None or not self.keep_result()):
+            status = dataclasses.replace(status, state="done")
+            self.write_status(status)
+        return status
+
+    def last_words(self) -> str:
+        """The line of stderr that says what went wrong: the last with `error`, or the last."""
+        try:
+            with self.stderr.open("rb") as file:
+                file.seek(max(0, self.stderr.stat().st_size - 8192))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        lines = [line.strip() for line in lines if line.strip()]
+        errors = [line for line in lines if line.lower().startswith("error")]
+        return (errors or lines or [""])[-1][:300]
+
 
 def read_result(text: bytes) -> dict[str, Any]:
     """The one JSON object a command prints; NaN and infinities in it are null.
