@@ -74,6 +74,18 @@ def test_json_has_the_promised_shape(photo: Path) -> None:
     assert image["pooled_norm"] > 0
 
 
+def test_pixels_that_fill_no_patch_are_told(photo: Path) -> None:
+    def prepared(size: str) -> str:
+        answer = json.loads(run(photo, "--json", "--image-size", size).stdout)
+        return str(answer["images"][0]["preparation"])
+
+    assert "fill no patch" not in prepared("48x32")
+    assert prepared("51x32").endswith("; the last 3 rows fill no patch and are not read")
+    assert prepared("51x34").endswith(
+        "; the last 3 rows and 2 columns fill no patch and are not read"
+    )
+
+
 def test_the_table_is_that_of_the_encoder(photo: Path) -> None:
     """Every figure again, from a plain forward pass block by block."""
     rows = json.loads(run(photo, "--json").stdout)["images"][0]["layers"]

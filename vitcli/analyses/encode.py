@@ -168,13 +168,24 @@ def _image(
         mode=decoded.mode,
         width=decoded.width,
         height=decoded.height,
-        preparation=describe(model.preprocess, decoded.width, decoded.height),
+        preparation=describe(model.preprocess, decoded.width, decoded.height)
+        + _left_over(item.pixels.shape[-2:], model.config.encoder.patch_size),
         input_shape=(1, *item.pixels.shape),
         output_shape=(1, *output.tokens.shape[1:]),
         layers=layers,
         pooled_norm=None if pooled is None else float(pooled[index].float().norm()),
         head_shape=None if head is None else (1, *head.shape[1:]),
     )
+
+
+def _left_over(size: Sequence[int], patch: int) -> str:
+    """The pixels at the bottom and at the right that fill no patch, in words."""
+    edges = [
+        f"{side % patch} {name}"
+        for side, name in zip(size, ("rows", "columns"), strict=True)
+        if side % patch
+    ]
+    return f"; the last {' and '.join(edges)} fill no patch and are not read" if edges else ""
 
 
 def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.ndarray:
