@@ -77,6 +77,10 @@ class LoadedModel:
         return self.config.name
 
     @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.encoder.parameters())
 

@@ -67,6 +67,7 @@ def test_json_has_the_promised_shape(photos: list[str]) -> None:
         spread = np.std([h["entropy_normalised"] for h in heads], ddof=1)
         assert layer["head_spread"] == pytest.approx(spread, abs=1e-12)
     assert model["row_sum_error"] < 1e-6
+    assert (model["device"], model["dtype"]) == ("cpu", "float32")
     assert answer["models"][0]["layers"][0]["cls_mass"]["registers"] == 0
     assert answer["models"][0]["layers"][0]["entropy_registers"] is None
 

@@ -67,3 +67,9 @@ def test_mistakes_are_told(arguments: list[str], words: str) -> None:
 def test_a_misspelt_preset_is_told_with_its_nearest() -> None:
     told = run("vit-b16", "vit-b61", code=2).stderr
     assert "vit-b61: no preset, YAML file or checkpoint" in told and "did you mean vit-b16?" in told
+
+
+def test_both_sides_say_where_and_in_what_they_ran() -> None:
+    answer = json.loads(run("vit-b16", "vit-b16", "--dtype", "float64", "--json").stdout)
+    for side in ("a", "b"):
+        assert (answer[side]["device"], answer[side]["dtype"]) == ("cpu", "float64")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from vitcli.build import build_encoder
 from vitcli.cli import app
+from vitcli.cli.boundary import Boundary
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.inputs.decode import decode
@@ -60,10 +61,11 @@ def test_json_has_the_promised_shape(photo: Path) -> None:
         "depth": 4,
         "heads": 3,
         "weights": "fresh (seed 0)",
+        "device": "cpu",
+        "dtype": "float32",
         "checkpoint": None,
     }
-    made_by = {key: answer[key] for key in ("engine", "device", "dtype")}
-    assert made_by == {"engine": "eager", "device": "cpu", "dtype": "float32"}
+    assert answer["engine"] == "eager"
     assert len(answer["images"]) == 2
     image = answer["images"][0]
     assert image["path"] == str(photo)
@@ -338,6 +340,15 @@ def test_ctrl_c_inside_an_exec_is_130_too(tmp_path: Path) -> None:
 def test_help_cuts_no_word_at_80_columns() -> None:
     done = process("encode", "--help", env={**os.environ, "COLUMNS": "80"})
     assert done.returncode == 0 and "…" not in done.stdout
+
+
+def test_ctrl_c_while_the_command_line_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Boundary, "parse_args", interrupted)
+    result = runner.invoke(app, ["presets"])
+    assert result.exit_code == 130 and result.stderr == "error: interrupted\n"
 
 
 def test_ctrl_c_is_one_line_and_130() -> None:

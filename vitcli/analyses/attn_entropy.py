@@ -155,6 +155,8 @@ def _encoder(
     return EncoderAttention(
         name=model.name,
         weights=model.weights,
+        device=str(model.device),
+        dtype=model.dtype_name,
         fresh=model.fresh,
         registers=model.config.encoder.registers,
         tokens=tokens.pop() if len(tokens) == 1 else None,

@@ -37,6 +37,8 @@ def model_info(model: LoadedModel) -> ModelInfo:
         encoder.depth,
         encoder.heads,
         model.weights,
+        str(model.device),
+        model.dtype_name,
         model.report,
     )
 
@@ -73,8 +75,6 @@ def encode(
     result = EncodeResult(
         model_info(model),
         engine=model.engine,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
         images=tuple(images),
         failed=tuple(failed),
     )

@@ -36,6 +36,11 @@ def _out_of_memory(error: Exception) -> bool:
     return type(error).__name__ in kinds or "DefaultCPUAllocator" in str(error)
 
 
+def _interrupted() -> typer.Exit:
+    complain("interrupted")
+    return typer.Exit(INTERRUPTED)
+
+
 def _without_types(parameters: list[Any]) -> list[Any]:
     """Flags take no value, so the help names no type for them."""
     for parameter in parameters:
@@ -57,6 +62,12 @@ class Boundary(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **more)
+        except KeyboardInterrupt as error:  # typer's own answer to it says nothing
+            raise _interrupted() from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -66,8 +77,7 @@ class Boundary(TyperGroup):
             complain(error.message, error.hint)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
-            complain("interrupted")
-            raise typer.Exit(INTERRUPTED) from error
+            raise _interrupted() from error
         except BrokenPipeError as error:
             # The reader went away; keep Python's own flush at exit from complaining.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,8 @@ def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
     for letter, model in (("A", result.a), ("B", result.b)):
         yield (
             f"[bold]{letter}[/]  {escape(model.name)}, {model.depth} blocks, "
-            f"{model.hidden} hidden, weights: {escape(model.weights)}"
+            f"{model.hidden} hidden, weights: {escape(model.weights)}; "
+            f"{model.dtype} on {model.device}"
         )
     cka = result.cka
     yield (

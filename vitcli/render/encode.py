@@ -25,7 +25,7 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
         f"({model.parameters:,}), {model.depth} blocks, {model.hidden} hidden, "
         f"{model.heads} heads"
     )
-    made_by = f"{result.engine} engine, {result.dtype} on {result.device}"
+    made_by = f"{result.engine} engine, {model.dtype} on {model.device}"
     yield f"weights: {escape(model.weights)}; {made_by}"
     for image in result.images:
         yield from _image(image, every)

@@ -23,6 +23,8 @@ class ModelInfo:
     depth: int
     heads: int
     weights: str
+    device: str
+    dtype: str
     checkpoint: LoadReport | None = None
     """How the weights were read; None where they are fresh."""
 

@@ -73,6 +73,8 @@ class EncoderAttention:
 
     name: str
     weights: str
+    device: str
+    dtype: str
     fresh: bool
     registers: int
     tokens: int | None

@@ -41,7 +41,5 @@ class EncodeResult:
     model: ModelInfo
     engine: str
     """What ran the encoder: eager, compile or onnx."""
-    device: str
-    dtype: str
     images: tuple[EncodedImage, ...]
     failed: tuple[FailedImage, ...]
