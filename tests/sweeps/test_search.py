@@ -8,6 +8,7 @@ import pytest
 
 from tests.sweeps.conftest import Sweeper, kill, wait
 from tests.sweeps.test_runner import _until
+from vitcli.render.sweep import tables
 from vitcli.sweeps.storage import cut_torn_line
 from vitcli.sweeps.study import Study
 from vitcli.sweeps.trialdir import Results
@@ -73,6 +74,18 @@ def test_every_point_is_run_with_every_seed(sweeper: Sweeper) -> None:
         # The fake adds seed / 100 to its score.
         low, high = group.metrics["score"].min, group.metrics["score"].max
         assert high - low == pytest.approx(0.01)
+
+
+def test_the_best_point_is_best_in_the_mean_of_its_seeds(sweeper: Sweeper) -> None:
+    text = search(4, more="repeat: 2")
+    sweeper.run(text)
+    found = sweeper.report(text)
+    scores = {t.id: t.metrics["score"] for t in found.trials}
+    means = {g.trials: statistics.fmean(scores[id] for id in g.trials) for g in found.groups}
+    shown = [part for part in tables(found) if isinstance(part, str)]
+    (line,) = [part for part in shown if part.startswith("best")]
+    best = max(means, key=lambda ids: means[ids])
+    assert set(line.split(": ")[1].split()) == {id[:6] for id in best}
 
 
 def test_a_killed_search_is_completed_within_its_budget(sweeper: Sweeper) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,9 @@ def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
     if len(errors) > 5:
         yield f"and {len(errors) - 5} more"
     if report.objective and (best := _best(report)):
-        yield f"best ({escape(report.objective)}): {best.id[:SHORT_ID]}"
-        yield f"run: {escape(reproducing(best))}"
+        ids = " ".join(trial.id[:SHORT_ID] for trial in best)
+        yield f"best ({escape(report.objective)}): {ids}"
+        yield f"run: {escape(reproducing(best[0]))}"
 
 
 def one_trial(trial: SweepTrial) -> Iterator[str]:
@@ -204,13 +206,20 @@ def _summary(report: SweepReport) -> str:
     return f"{', '.join(words)}; {duration(spent)} of trials{shown}"
 
 
-def _best(report: SweepReport) -> SweepTrial | None:
+def _best(report: SweepReport) -> list[SweepTrial]:
+    """The trials of the best point, by its mean over the seeds; of points with all their seeds."""
     direction, _, metric = report.objective.partition(" ")
-    scored = [t for t in report.trials if isinstance(t.metrics.get(metric), int | float)]
-    if not scored:
-        return None
-    pick: Callable[..., SweepTrial] = max if direction == "maximize" else min
-    return pick(scored, key=lambda trial: trial.metrics[metric])
+    points: dict[str, list[SweepTrial]] = {}
+    for trial in report.trials:
+        if isinstance(trial.metrics.get(metric), int | float):
+            point = {k: v for k, v in trial.params.items() if k != report.seeds}
+            points.setdefault(str(sorted(point.items())), []).append(trial)
+    most = max(map(len, points.values()), default=0)
+    whole = [point for point in points.values() if len(point) == most]
+    if not whole:
+        return []
+    pick: Callable[..., list[SweepTrial]] = max if direction == "maximize" else min
+    return pick(whole, key=lambda point: statistics.fmean(t.metrics[metric] for t in point))
 
 
 @contextmanager
