@@ -28,8 +28,10 @@ def watch_job(title: str) -> Iterator[Watch]:
         yield _Plain(title)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    count = MofNCompleteColumn(table_column=Column(no_wrap=True))  # the bar gives way, not it
+    columns = (TextColumn("{task.description}"), BarColumn(), count)
     with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console) as bar:
         task = bar.add_task(title, total=None, facts="")
         pace = _Pace()
