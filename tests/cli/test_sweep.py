@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitcli.cli import app
-from vitcli.cli.commands import known_commands
+from vitcli.cli.commands import SHORTHANDS, known_commands
 from vitcli.cli.sweep import PROGRAM_VARIABLE
 from vitcli.sweeps.trialdir import TrialDir
 
@@ -158,6 +158,12 @@ def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
     assert states == {"done": 1, "interrupted": 1}
 
 
+def test_failures_are_told_where_there_is_nothing_to_draw(toy: Path) -> None:
+    toy.write_text("command: train-shapes\ngrid: {norm: [crash]}\nmetrics: [result.score]")
+    result = run(toy, "--plot", "a.png", code=1)
+    assert "error: it broke" in result.stdout and "nothing to draw" in result.stderr
+
+
 def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
     toy.write_text("command: train-shapes\n")
     (trial,) = json.loads(run(toy, "--dry-run", "--json").stdout)["trials"]
@@ -188,6 +194,27 @@ def test_commands_are_known_by_their_own_parsers() -> None:
     assert {"encoder.depth", "data.train_size", "train.weight_decay"} <= shapes.keys
     assert "train.lr" not in commands["encode"].keys
     assert commands["encode"].arguments({"images": ["a.png"]})[-1] == "a.png"
+
+
+@pytest.mark.parametrize(("option", "key"), SHORTHANDS.items())
+def test_a_shorthand_stands_for_its_key(option: str, key: str) -> None:
+    values = {"norm": "post", "position": "none", "pool": "mean", "image_size": "48", "lr": "0.5",
+              "init": "trunc_normal", "difficulty": "0.5", "dtype": "bfloat16"}  # fmt: skip
+    value = values.get(option, "3")
+    flag = "--" + option.replace("_", "-")
+    more = ["--lora", "1:0"] if "lora" in option else []
+    plain, short, long = (
+        runner.invoke(app, ["train-shapes", "--print-config", *more, *words]).stdout
+        for words in ([], [flag, value], ["--set", f"{key}={value}"])
+    )
+    assert plain != short == long != ""
+
+
+def test_an_axis_is_not_overruled_by_its_own_key(toy: Path) -> None:
+    toy.write_text(
+        "command: train-shapes\nbase: {encoder.norm_placement: pre}\ngrid: {norm: [pre, post]}"
+    )
+    assert "grid.norm: is also encoder.norm_placement in base" in run(toy, code=2).stderr
 
 
 def test_importing_the_command_line_imports_no_optuna_or_torch() -> None:

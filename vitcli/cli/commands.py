@@ -16,6 +16,25 @@ CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": Ima
 """What `--set` reaches; every other command that has it sets a ModelConfig."""
 
 
+SHORTHANDS = {
+    "norm": "encoder.norm_placement",
+    "position": "encoder.position",
+    "pool": "encoder.pooling",
+    "image_size": "encoder.image_size",
+    "registers": "encoder.registers",
+    "init": "encoder.init",
+    "difficulty": "data.difficulty",
+    "lr": "train.lr",
+    "warmup": "train.warmup",
+    "epochs": "train.epochs",
+    "batch": "train.batch",
+    "seed": "train.seed",
+    "dtype": "train.dtype",
+    "lora_rank": "train.lora.rank",
+}
+"""Options whose config key, set beside them, wins."""
+
+
 def known_commands(app: typer.Typer) -> dict[str, Command]:
     """What a sweep can run: every command that prints JSON but itself, by name."""
     group: Any = typer.main.get_command(app)
@@ -47,4 +66,5 @@ def _command(name: str, command: Any) -> Command:
 
     config = CONFIGS.get(name, ModelConfig)
     keys = frozenset(known_keys(config)) if "set" in options else frozenset()
-    return Command(name, options, keys, check)
+    short = {option: key for option, key in SHORTHANDS.items() if option in options and key in keys}
+    return Command(name, options, keys, check, short)

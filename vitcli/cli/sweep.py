@@ -187,11 +187,6 @@ def sweep(
             if path:
                 write(found, path)
                 note(f"wrote {len(found.trials)} trials to {path}")
-    if plot:
-        from vitcli.render.sweep_figure import figure
-
-        save_figure(figure(found, metric, plot_kind), plot)
-        note(f"drew {plot}")
     if show:
         _show(found, show, json)
     elif json:
@@ -204,6 +199,11 @@ def sweep(
         answer(*tables(found, each))
         reading = f"vitcli sweep --report {shlex.quote(str(place))}"
         note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
+    if plot:
+        from vitcli.render.sweep_figure import figure
+
+        save_figure(figure(found, metric, plot_kind), plot)
+        note(f"drew {plot}")
     if code:
         raise typer.Exit(code)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitcli.config.yaml import parse_value
@@ -43,6 +43,8 @@ class Command:
     options: Mapping[str, Option]
     keys: frozenset[str] = frozenset()
     check: Callable[[list[str]], None] = lambda argv: None
+    stands_for: Mapping[str, str] = field(default_factory=dict)
+    """Options that are shorthands, and their config keys: beside its key, one says nothing."""
 
     def knows(self, key: str) -> bool:
         return key in self.keys or (key in self.options and key not in OWN)

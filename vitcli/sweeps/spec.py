@@ -132,7 +132,7 @@ class _Reader:
             self._check_pruner(section.search.pruner, base)
         repeat = self._repeat(command)
         parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
-        self._once({**parts, "repeat": repeat})
+        self._once({**parts, "repeat": repeat}, command.stands_for if command else {})
         metrics = self._metrics()
         return Sweep(
             name=section.name or Path(self.document.source).stem,
@@ -212,7 +212,7 @@ class _Reader:
             raise self.fail(("repeat", key), f"expected a count or a list, got {seeds!r}", "3")
         return {canonical(key): seeds}
 
-    def _once(self, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    def _once(self, parts: Mapping[str, Mapping[str, Any]], stands_for: Mapping[str, str]) -> None:
         seen: dict[str, str] = {}
         for part, values in parts.items():
             for key in values:
@@ -220,6 +220,10 @@ class _Reader:
                     text = f"is also in {seen[key]}"
                     raise self.fail((*part.split("."), key), text, "keep one of the two")
                 seen[key] = part
+        for option, key in stands_for.items():
+            if option in seen and key in seen:
+                text = f"is also {key} in {seen[key]}, which would win"
+                raise self.fail((*seen[option].split("."), option), text, "keep one of the two")
         for key, part in seen.items():
             above = next((".".join(a) for a in _above(tuple(key.split("."))[:-1])
                           if ".".join(a) in seen), None)  # fmt: skip
