@@ -26,7 +26,6 @@ FIGURES = {
     "patch-size": ("--plot-kind", "lines"),
     "profile-resolution": ("--metric", "ffn", "--plot-kind", "bars"),
     "profile-vit-b16": ("--metric", "ffn", "--plot-kind", "bars"),
-    "ffn-width": ("--group", "data.train_size,encoder.mlp_hidden", "--plot-kind", "bars"),
 }
 """How a sweep is drawn where its shape alone does not say it best."""
 

@@ -14,6 +14,7 @@ from vitcli.config.request import ModelRequest, check_device
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.adapters import add_adapter_state
 from vitcli.core.encoder import VisionEncoder
+from vitcli.core.positions import LearnedPosition
 from vitcli.engines.onednn import accelerate
 from vitcli.engines.runner import Runner
 from vitcli.errors import VitcliError
@@ -136,6 +137,12 @@ def load_model(request: ModelRequest) -> LoadedModel:
         preprocess = config.preprocess if report.preprocess_by else None
     if report:
         report = _finished(report, config, preprocess)
+    if request.pos_resize and not isinstance(encoder.front_end.position, LearnedPosition):
+        raise VitcliError(
+            f"--pos-resize: {config.name} has no position table, its positions are "
+            f"{config.encoder.position}",
+            "leave it out",
+        )
     weights = request.weights or f"fresh (seed {request.seed})"
     if request.adapter:
         add_adapters(encoder, request.adapter)

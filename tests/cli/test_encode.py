@@ -177,6 +177,7 @@ def test_npy_holds_one_kind(photo: Path, tmp_path: Path) -> None:
         (["--background", "no-colour"], "no-colour"),
         (["--no-such-option"], "no-such-option"),
         (["--every", "0"], "every"),
+        (["--position", "rope2d", "--pos-resize", "bicubic"], "no position table"),
     ],
 )
 def test_bad_usage_is_exit_code_2_and_one_reason(arguments: list[str], said: str) -> None:

@@ -35,6 +35,7 @@ def test_json_has_result_history_and_config() -> None:
         "trainable",
     } <= answer["result"].keys()
     assert answer["result"]["steps"] == 8
+    assert (answer["device"], answer["processes"]) == ("cpu", 1)
     assert [row["step"] for row in answer["history"]] == [*range(1, 9), 8]
     assert answer["history"][0]["lr"] == pytest.approx(0.5e-3)  # two steps of warm-up
     assert answer["config"]["encoder"]["norm_placement"] == "post"

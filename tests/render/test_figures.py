@@ -67,7 +67,7 @@ def trained(steps: int) -> TrainResult:
         "encoder": {"norm_placement": "pre", "init": "trunc_normal"},
         "train": {"warmup": 0, "weights": None},
     }
-    return TrainResult(summary, rows, (), config)
+    return TrainResult(summary, rows, (), "cpu", 1, config)
 
 
 @pytest.mark.parametrize(("steps", "smooth"), [(3, False), (40, True)])

@@ -114,6 +114,7 @@ def encode_folder(
     wall = time.perf_counter() - start
     return FolderResult(
         model=model_info(model),
+        engine=model.engine,
         out=str(out),
         format=options.format,
         kind=options.kind,

@@ -197,6 +197,8 @@ def run(
         summary(encoder, data, outcome),
         tuple(HistoryRow(**entry) for entry in trainer.history),
         outcome.audit,
+        str(device),
+        processes.size,
         config.model_dump(mode="python"),
     )
 

@@ -198,17 +198,17 @@ def check_format(name: str) -> PartFormat:
     if name not in FORMATS:
         raise VitcliError(f"--format {name}: unknown", "one of " + ", ".join(FORMATS))
     if name == "parquet":
-        _pyarrow()
+        _pyarrow(", or --format npy")
     return FORMATS[name]
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _pyarrow(instead: str = "") -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise VitcliError(
-            "Parquet needs pyarrow", "pip install 'vitcli[parquet]', or --format npy"
+            "Parquet needs pyarrow", f"pip install 'vitcli[parquet]'{instead}"
         ) from error
     return pyarrow, pyarrow.parquet
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from vitcli.inputs.paths import printable
 from vitcli.render.console import table
+from vitcli.render.numbers import plural
 from vitcli.results.folder import FolderResult
 
 _PLAIN_EVERY_S = 10.0
@@ -94,8 +95,8 @@ def summary(result: FolderResult) -> str:
     rate = "" if result.images_per_s is None else f", {result.images_per_s:.1f} img/s"
     there = result.rows - result.rows_encoded
     return (
-        f"shard {result.shard}: {result.rows:,} rows in {result.parts:,} parts read back from "
-        f"{printable(result.out)}, {result.ok:,} ok, {result.failed:,} failed; "
+        f"shard {result.shard}: {plural(result.rows, 'row')} in {plural(result.parts, 'part')} "
+        f"read back from {printable(result.out)}, {result.ok:,} ok, {result.failed:,} failed; "
         f"{result.rows_encoded:,} in this run{f', {there:,} from before' if there else ''}, "
         f"{duration(result.wall_s)}{rate}"
     )
@@ -106,7 +107,8 @@ def tables(result: FolderResult) -> Iterator[Any]:
     model = result.model
     yield (
         f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, weights: "
-        f"{escape(model.weights)}; {result.kind} vectors of {result.width}"
+        f"{escape(model.weights)}; {result.engine} engine, {model.dtype} on {model.device}; "
+        f"{result.kind} vectors of {result.width}"
     )
     counts = table()
     counts.add_column("status")

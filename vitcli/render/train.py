@@ -97,10 +97,11 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
         f"{summary.trainable:,} trainable; {encoder['norm_placement']}-norm, "
         f"{encoder['depth']} blocks, {encoder['hidden']} hidden, {escape(_start(config))}"
     )
-    speed = "" if summary.images_per_s is None else f"; {summary.images_per_s:.0f} images/s"
+    speed = "" if summary.images_per_s is None else f", {summary.images_per_s:.0f} images/s"
+    where = result.device if result.processes == 1 else f"{result.processes} x {result.device}"
     yield (
         f"lr {train['lr']:g}, warm-up {train['warmup']:g}, batch {train['batch']}, "
-        f"{plural(train['epochs'], 'epoch')}, seed {train['seed']}{speed}"
+        f"{plural(train['epochs'], 'epoch')}, seed {train['seed']}; {where}{speed}"
     )
     if result.history:
         yield history_table(result.history)

@@ -20,6 +20,8 @@ class FolderResult:
     """The answer of `vitcli encode PATH... --out DIR`; counts are of this run's share."""
 
     model: ModelInfo
+    engine: str
+    """What ran the encoder: eager, compile or onnx."""
     out: str
     format: str
     kind: str

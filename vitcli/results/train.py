@@ -69,4 +69,6 @@ class TrainResult:
     result: TrainSummary
     history: tuple[HistoryRow, ...]
     audit: tuple[AuditRow, ...]
+    device: str
+    processes: int
     config: dict[str, Any]
