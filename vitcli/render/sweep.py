@@ -153,9 +153,12 @@ def spread_text(spread: Spread) -> str:
     """`0.9712 ± 0.0031`: the spread to two digits, the mean to the same place."""
     if spread.std is None:
         return text(spread.mean)
+    if spread.std == 0:
+        whole = float(spread.mean).is_integer()
+        return (f"{spread.mean:,.0f}" if whole else text(spread.mean)) + " ± 0"
     size, unit = _unit(spread.mean)
     mean, std = spread.mean / size, spread.std / size
-    if std == 0 or abs(mean) < 1e-4:
+    if abs(mean) < 1e-4:
         return f"{mean:.4g}{unit} ± {std:.2g}{unit}"
     digits = max(0, min(6, -int(f"{std:e}".split("e")[1]) + 1))
     return f"{mean:.{digits}f}{unit} ± {std:.{digits}f}{unit}"
