@@ -101,9 +101,15 @@ def cell(group: dict[str, Any], name: str) -> str:
         if spread["min"] == spread["max"]:
             mean = spread["mean"]
             return f"{mean:,.0f}" if mean == int(mean) else f"{mean:.4g}"
-        around = "" if spread["std"] is None else f" ± {spread['std']:.2g}"
-        return f"{spread['mean']:.4g}{around}"
+        around = "" if spread["std"] is None else f" ± {plain(spread['std'], 2)}"
+        return f"{plain(spread['mean'], 4)}{around}"
     return ", ".join(f"{word} {count}" for word, count in group["words"].get(name, {}).items())
+
+
+def plain(value: float, digits: int) -> str:
+    """So many significant digits, without an exponent where the number is large."""
+    short = f"{value:.{digits}g}"
+    return f"{float(short):,.0f}" if abs(value) >= 1000 else short
 
 
 def vitcli(*arguments: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every sweep of this folder, one after the other, and then writes the report.
 #
-#   experiments/run.sh                   everything: about an hour and a quarter on two cores
+#   experiments/run.sh                   everything: about an hour and a half on two cores
 #   experiments/run.sh pooling position  these sweeps
 #
 # Cut it off at any moment and run it again: it does what is missing. VITCLI is the program to run.

@@ -71,6 +71,11 @@ def test_bars_stand_at_the_means_with_the_spread() -> None:
     assert dots == [[0, 1], [1, 2]]
 
 
+def test_an_axis_of_few_numbers_has_its_ticks_there() -> None:
+    axes = figure(made(registers=[0, 1, 4])).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "4"]
+
+
 def test_lines_go_through_the_means_in_the_order_of_the_axis() -> None:
     axes = figure(made(lr=[1e-1, 1e-3, 1e-2])).axes[0]
     line = axes.lines[0]

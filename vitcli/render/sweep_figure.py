@@ -13,6 +13,7 @@ from vitcli.results.sweep import SweepGroup, SweepReport
 KINDS = ("auto", "bars", "lines", "heatmap", "curves", "search")
 LOG_RATIO = 20
 """An axis of positive numbers that span more than this is drawn on a log scale."""
+_TICKS = 8
 
 LABEL_CHARACTERS = 90
 """How many stand beside each other below the axes."""
@@ -143,6 +144,8 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
     levels = [float(level) for level in _levels(report, along)]
     if min(levels) > 0 and max(levels) / min(levels) >= LOG_RATIO:
         axes.set_xscale("log")
+    elif len(levels) <= _TICKS:  # ticks where something was measured
+        axes.set_xticks(levels, [f"{level:g}" for level in levels])
     axes.set_xlabel(along)
     axes.set_ylabel(name)
     axes.grid(alpha=0.3)
