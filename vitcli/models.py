@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from vitcli.build import build_encoder
 from vitcli.config.load import for_input_size, load_config
-from vitcli.config.request import ModelRequest, check_device
+from vitcli.config.request import NAME_A_PRESET, ModelRequest, check_device
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.adapters import add_adapter_state
 from vitcli.core.encoder import VisionEncoder
@@ -48,7 +48,7 @@ class LoadedModel:
         if self.known_preprocess is None:
             raise VitcliError(
                 f"{self.weights}: nothing there tells how images are prepared",
-                "preprocessor_config.json beside the weights, --preset NAME or "
+                f"preprocessor_config.json beside the weights, {NAME_A_PRESET}, or "
                 "--set preprocess.KEY=VALUE",
             )
         return self.known_preprocess

@@ -10,6 +10,8 @@ from vitcli.config.load import Setting, for_input_size, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 
+NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
+"""The way out of weights that do not tell everything; commands on several encoders pair the two."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitcli.build import build_meta
 from vitcli.config.load import Layers, Setting, preset_layers, validate
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import Document, read_yaml
 from vitcli.core.encoder import VisionEncoder
@@ -237,7 +238,7 @@ def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence
     else:
         raise VitcliError(
             f"{checkpoint.source}: vitcli weights without the {SNAPSHOT_CONFIG} beside them",
-            "--preset NAME says what they are",
+            NAME_A_PRESET,
         )
     for setting in overrides:
         layers.set(setting)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.errors import VitcliError
 from vitcli.weights.family import Family, From, Variant
 from vitcli.weights.operations import joined
@@ -170,7 +171,7 @@ def _told_apart(
         )
         raise VitcliError(
             f"{source}: {names} name their tensors alike, and nothing tells which this is",
-            f"config.json beside the weights, --preset NAME, {choices}",
+            f"config.json beside the weights, {NAME_A_PRESET}, {choices}",
         )
     return told
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from vitcli.config.load import Layers, Setting, validate
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
 from vitcli.config.values import Size
 from vitcli.errors import VitcliError
@@ -152,7 +153,7 @@ def settle(
         raise VitcliError(
             f"neither the tensors nor a config tell {', '.join(unknown)} "
             f"of this {family.name} encoder",
-            "--preset NAME, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
+            f"{NAME_A_PRESET}, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
         )
     config = _validated(claims, preset, overrides)
     return config, tuple(s for s in claims.settled.values() if not s.key.startswith("_"))
