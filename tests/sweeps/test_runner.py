@@ -313,8 +313,8 @@ def test_a_result_is_kept_when_the_sweep_dies_before_it_is_told(sweeper: Sweeper
     assert place.result() and place.status().state == "done"
 
 
-def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [hang, ok]}\ntimeout: 0.5"
+def _interruptible(sweeper: Sweeper, text: str) -> int:
+    """The pid of a process that runs the sweep and ends with 0 only by Ctrl-C."""
 
     def work() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -322,7 +322,13 @@ def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) ->
             sweeper.run(text)
             os._exit(3)
 
-    pid = sweeper.fork(work)
+    return sweeper.fork(work)
+
+
+def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) -> None:
+    text = HEAD + "grid: {norm: [hang, ok]}\ntimeout: 0.5"
+
+    pid = _interruptible(sweeper, text)
     place = _running(sweeper)
     os.kill(pid, signal.SIGINT)
     assert wait(pid) == 0
@@ -334,13 +340,7 @@ def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) ->
 def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
     text = HEAD + "grid: {norm: [deaf-orphan-hang], lr: [1, 2, 3]}\njobs: 3"
 
-    def work() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with contextlib.suppress(KeyboardInterrupt):
-            sweeper.run(text)
-            os._exit(3)
-
-    pid = sweeper.fork(work)
+    pid = _interruptible(sweeper, text)
     _until(lambda: len(sweeper.counts("deaf")) == 3)
     os.kill(pid, signal.SIGINT)
     time.sleep(0.3)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitcli.cli import answers
 from vitcli.cli.options import JsonOption, PlotOption
 from vitcli.errors import VitcliError
 
@@ -117,8 +118,9 @@ def sweep(
       vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
-    from vitcli.render.console import answer, answer_text, note, warn
-    from vitcli.render.figure import check_figure_file, save_figure
+    from vitcli.render.console import note, warn
+    from vitcli.render.figure import check_figure_file
+    from vitcli.render.sweep import tables
     from vitcli.render.sweep_figure import check_kind
     from vitcli.sweeps.export import check_files
     from vitcli.sweeps.report import View, never_found
@@ -189,21 +191,15 @@ def sweep(
                 note(f"wrote {len(found.trials)} trials to {path}")
     if show:
         _show(found, show, json)
-    elif json:
-        from vitcli.render.json import to_json
-
-        answer_text(to_json(found))
     else:
-        from vitcli.render.sweep import tables
-
-        answer(*tables(found, each))
-        reading = f"vitcli sweep --report {shlex.quote(str(place))}"
-        note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
+        answers.show(found, json, lambda found: tables(found, each))
+        if not json:
+            reading = f"vitcli sweep --report {shlex.quote(str(place))}"
+            note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
     if plot:
         from vitcli.render.sweep_figure import figure
 
-        save_figure(figure(found, metric, plot_kind), plot)
-        note(f"drew {plot}")
+        answers.draw(figure(found, metric, plot_kind), plot)
     if code:
         raise typer.Exit(code)
 
@@ -255,18 +251,12 @@ def _program() -> list[str] | None:
 def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, json: bool) -> None:
     from vitcli.cli import app
     from vitcli.cli.commands import known_commands
-    from vitcli.render.console import answer, answer_text
+    from vitcli.render.sweep import plan_tables
     from vitcli.sweeps.plan import plan
 
     command = known_commands(app)[sweep.command]
     planned = plan(sweep, results, command, retry_failed=retry_failed, program=_program())
-    if json:
-        from vitcli.render.json import to_json
-
-        return answer_text(to_json(planned))
-    from vitcli.render.sweep import plan_tables
-
-    answer(*plan_tables(planned))
+    answers.show(planned, json, plan_tables)
 
 
 def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int:
@@ -274,7 +264,8 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
     from vitcli.cli import app
     from vitcli.cli.commands import known_commands
     from vitcli.render.console import note, warn
-    from vitcli.render.sweep import sweep_progress, trials
+    from vitcli.render.numbers import plural
+    from vitcli.render.sweep import sweep_progress
     from vitcli.sweeps.locks import check_platform
     from vitcli.sweeps.runner import Runner
     from vitcli.sweeps.study import Study
@@ -302,19 +293,19 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
             raise
     counts = outcome.counts
     if outcome.stopped:
-        warn(f"stopped: {outcome.stopped}; {trials(counts.left)} left")
+        warn(f"stopped: {outcome.stopped}; {plural(counts.left, 'trial')} left")
     elif counts.running:
-        note(f"{trials(counts.running)} still running in another process")
+        note(f"{plural(counts.running, 'trial')} still running in another process")
     elif counts.left > outcome.killed:
-        warn(f"{trials(counts.left)} left: something still holds their lock files")
+        warn(f"{plural(counts.left, 'trial')} left: something still holds their lock files")
     if counts.failed and not retry_failed:
-        note(f"{trials(counts.failed)} failed; --retry-failed runs again what failed")
+        note(f"{plural(counts.failed, 'trial')} failed; --retry-failed runs again what failed")
     alone = counts.left and not counts.running
     return 1 if outcome.stopped or counts.failed or outcome.killed or alone else 0
 
 
 def _show(found: SweepReport, id: str, json: bool) -> None:
-    from vitcli.render.console import answer, answer_text
+    from vitcli.render.sweep import one_trial
 
     matches = [trial for trial in found.trials if trial.id.startswith(id)]
     if len(matches) != 1:
@@ -322,10 +313,4 @@ def _show(found: SweepReport, id: str, json: bool) -> None:
             f"--show {id}: {'several trials begin' if matches else 'no trial begins'} with it",
             "`--each` lists the trials",
         )
-    if json:
-        from vitcli.render.json import to_json
-
-        return answer_text(to_json(matches[0]))
-    from vitcli.render.sweep import one_trial
-
-    answer(*one_trial(matches[0]))
+    answers.show(matches[0], json, one_trial)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.render.console import note, stream, table
+from vitcli.render.numbers import plural
 from vitcli.results.sweep import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
         for trial in plan.trials:
             grid.add_row(trial.id[:SHORT_ID], trial.state, escape(trial.command))
         yield grid
-        yield f"{trials(len(plan.trials))}, {plan.to_run} to run"
+        yield f"{plural(len(plan.trials), 'trial')}, {plan.to_run} to run"
     if plan.draws:
         seeds = f", {plan.seeds_each} seeds each" if plan.seeds_each > 1 else ""
         yield f"up to {plan.draws} more points to draw from {', '.join(plan.axes)}{seeds}"
@@ -162,10 +163,6 @@ def spread_text(spread: Spread) -> str:
         return f"{mean:.4g}{unit} ± {std:.2g}{unit}"
     digits = max(0, min(6, -int(f"{std:e}".split("e")[1]) + 1))
     return f"{mean:.{digits}f}{unit} ± {std:.{digits}f}{unit}"
-
-
-def trials(count: int) -> str:
-    return f"{count} trial" if count == 1 else f"{count} trials"
 
 
 def text(value: Any, missing: str = "-") -> str:
