@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 
 from vitcli.build import build_encoder
 from vitcli.config.load import for_input_size, load_config
-from vitcli.config.request import NAME_A_PRESET, ModelRequest, check_device
+from vitcli.config.request import NAME_A_PRESET, ModelRequest, check_device, check_table_rule
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.core.adapters import add_adapter_state
 from vitcli.core.encoder import VisionEncoder
-from vitcli.core.positions import LearnedPosition
 from vitcli.engines.onednn import accelerate
 from vitcli.engines.runner import Runner
 from vitcli.errors import VitcliError
@@ -129,7 +128,7 @@ def load_model(request: ModelRequest) -> LoadedModel:
         loaded = load_weights(
             request.weights,
             preset=_preset(request),
-            overrides=request.all_settings,
+            overrides=request.settings,
             dtype=dtype,
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
@@ -137,12 +136,7 @@ def load_model(request: ModelRequest) -> LoadedModel:
         preprocess = config.preprocess if report.preprocess_by else None
     if report:
         report = _finished(report, config, preprocess)
-    if request.pos_resize and not isinstance(encoder.front_end.position, LearnedPosition):
-        raise VitcliError(
-            f"--pos-resize: {config.name} has no position table, its positions are "
-            f"{config.encoder.position}",
-            "leave it out",
-        )
+    check_table_rule(request.settings, config.encoder)
     weights = request.weights or f"fresh (seed {request.seed})"
     if request.adapter:
         add_adapters(encoder, request.adapter)
@@ -183,7 +177,7 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
         VitcliError: as `load_model`.
     """
     assert request.weights is not None
-    plan = plan_weights(request.weights, preset=_preset(request), overrides=request.all_settings)
+    plan = plan_weights(request.weights, preset=_preset(request), overrides=request.settings)
     return plan, plan.report(torch_dtype(request))
 
 

@@ -124,5 +124,5 @@ def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
 def test_a_request_comes_back_from_the_manifest(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("name: x")
-    request = dataclasses.replace(REQUEST, config_file=file, pos_resize="bicubic")
+    request = dataclasses.replace(REQUEST, config_file=file, image_size=(16, 24))
     assert recalled(remembered(request)) == request

@@ -199,7 +199,8 @@ def test_commands_are_known_by_their_own_parsers() -> None:
 @pytest.mark.parametrize(("option", "key"), SHORTHANDS.items())
 def test_a_shorthand_stands_for_its_key(option: str, key: str) -> None:
     values = {"norm": "post", "position": "none", "pool": "mean", "image_size": "48", "lr": "0.5",
-              "init": "trunc_normal", "difficulty": "0.5", "dtype": "bfloat16"}  # fmt: skip
+              "init": "trunc_normal", "difficulty": "0.5", "dtype": "bfloat16",
+              "pos_resize": "bilinear_antialias"}  # fmt: skip
     value = values.get(option, "3")
     flag = "--" + option.replace("_", "-")
     more = ["--lora", "1:0"] if "lora" in option else []

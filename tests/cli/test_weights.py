@@ -56,6 +56,10 @@ def test_another_image_size_resizes_the_table(folder: Path) -> None:
     resized = answer["model"]["checkpoint"]["tensors_resized"]
     assert resized == ["position table 4x4 to 5x3 by bilinear_antialias"]
     assert answer["images"][0]["output_shape"] == [1, 1 + 15, 16]
+    exact = ("--set", "encoder.position_table.resize=bicubic")
+    answer = json.loads(run("encode", "--weights", folder, *more, *exact).stdout)
+    resized = answer["model"]["checkpoint"]["tensors_resized"]
+    assert resized == ["position table 4x4 to 5x3 by bicubic"], "the exact key wins"
 
 
 def test_unknown_preprocessing_is_refused_where_pixels_are_read(folder: Path) -> None:

@@ -20,6 +20,7 @@ SHORTHANDS = {
     "norm": "encoder.norm_placement",
     "position": "encoder.position",
     "pool": "encoder.pooling",
+    "pos_resize": "encoder.position_table.resize",
     "image_size": "encoder.image_size",
     "registers": "encoder.registers",
     "init": "encoder.init",

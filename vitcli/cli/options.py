@@ -107,9 +107,10 @@ class SharedModelOptions:
             "norm_placement": ("--norm", self.norm),
             "position": ("--position", self.position),
             "pooling": ("--pool", self.pool),
+            "position_table.resize": ("--pos-resize", self.pos_resize),
         }
         named = [
-            Setting(("encoder", key), value, f"{option} {value}")
+            Setting(("encoder", *key.split(".")), value, f"{option} {value}")
             for key, (option, value) in short.items()
             if value is not None
         ]
@@ -122,7 +123,6 @@ class SharedModelOptions:
             settings=settings,
             seed=self.seed,
             image_size=parse_size(self.image_size) if self.image_size else None,
-            pos_resize=self.pos_resize,
             device=self.device,
             dtype=self.dtype,
             **which,

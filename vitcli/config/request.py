@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitcli.config.load import Setting, for_input_size, load_config
-from vitcli.config.schema import ModelConfig
+from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 
 NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
@@ -21,12 +22,29 @@ def check_device(name: str) -> None:
         raise VitcliError(f"--device {name}: unknown", "auto, cpu, cuda, cuda:1 or mps")
 
 
+def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> None:
+    """Refuse a rule for resizing the position table where there is none.
+
+    Raises:
+        VitcliError: with the option that asks for it.
+    """
+    for setting in settings:
+        if setting.path == ("encoder", "position_table", "resize") and not (
+            encoder.has_position_table
+        ):
+            raise VitcliError(
+                f"{setting.source}: there is no position table, the positions are "
+                f"{encoder.position}",
+                "leave it out",
+            )
+
+
 @dataclass(frozen=True)
 class ModelRequest:
     """One encoder as the command line names it.
 
     `weights` is a file, a directory or a hub id; without it the weights are fresh, drawn from
-    `seed`. `image_size` is (height, width) in pixels, `pos_resize` a `position_table.resize` rule.
+    `seed`. `image_size` is (height, width) in pixels.
 
     Raises:
         VitcliError: an unknown device or dtype, a seed out of range.
@@ -40,7 +58,6 @@ class ModelRequest:
     """A file of low-rank adapters, added into the weights."""
     seed: int = 0
     image_size: tuple[int, int] | None = None
-    pos_resize: str | None = None
     device: str = "auto"
     dtype: str = "float32"
     engine: str = "eager"
@@ -53,14 +70,7 @@ class ModelRequest:
         if not 0 <= self.seed < 2**63:
             raise VitcliError(f"--seed {self.seed}: out of range", "a number from 0 to 2^63 - 1")
 
-    @property
-    def all_settings(self) -> tuple[Setting, ...]:
-        """The settings, with the shorthands that are settings too."""
-        rule = self.pos_resize
-        key = ("encoder", "position_table", "resize")
-        return (*self.settings, *([Setting(key, rule, f"--pos-resize {rule}")] if rule else []))
-
     def fresh_config(self) -> ModelConfig:
         """The config of a model without weights; `image_size` is what it reads, not its table's."""
-        config = load_config(ModelConfig, self.preset, self.config_file, self.all_settings)
+        config = load_config(ModelConfig, self.preset, self.config_file, self.settings)
         return for_input_size(config, self.image_size) if self.image_size else config

@@ -143,6 +143,10 @@ class EncoderConfig(Section):
         return int(self.cls_token) + int(self.dist_token) + self.registers
 
     @property
+    def has_position_table(self) -> bool:
+        return self.position in ("learned", "sincos2d")
+
+    @property
     def table_prefix_rows(self) -> int:
         rows = self.position_table.prefix_rows
         return int(self.cls_token) + int(self.dist_token) if rows is None else rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.config.load import Setting, load_config
-from vitcli.config.request import ModelRequest, check_device
+from vitcli.config.request import ModelRequest, check_device, check_table_rule
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.config.yaml import Document, read_yaml
@@ -63,6 +63,7 @@ class TrainRequest:
             start = Document("the default recipe", dict(recipe))
         preset = None if source else self.model.preset
         config = load_config(schema, preset, self.model.config_file, self.settings, start)
+        check_table_rule(self.settings, config.encoder)
         lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
         if lone and not config.train.lora.heads:
             raise VitcliError(f"{lone[0].source}: there is no adapter", "--lora LAYER:HEAD")
