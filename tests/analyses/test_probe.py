@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,16 @@ def test_images_without_folders_are_told_before_they_are_encoded(tmp_path: Path)
     result = CliRunner().invoke(app, ["probe", *SMALL, str(tmp_path), "--out", str(vectors)])
     assert result.exit_code == 2 and "no folders in there" in result.stderr
     assert not vectors.exists()
+
+
+def test_a_missing_library_is_told_before_images_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("red", "blue"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16), name).save(tmp_path / "in" / name / "0.png")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    out = tmp_path / "out"
+    told = CliRunner().invoke(app, ["probe", str(tmp_path / "in"), "--out", str(out), *SMALL])
+    assert told.exit_code == 2 and "probe needs scikit-learn" in told.output
+    assert not out.exists()

@@ -104,9 +104,10 @@ def from_images(
     `limit` takes that many images of each half of a published set, drawn at random.
 
     Raises:
-        VitcliError: nothing there to tell classes by.
+        VitcliError: nothing there to tell classes by, or scikit-learn is missing.
     """
     check_kind(model, options)
+    _sklearn()  # told before hours of encoding
     if recognised(folder) != "folder":
         train, test, classes = find_sets(folder, ImagesData(), _SEED)
         halves = [_drawn(train, limit), _drawn(test, limit)]
@@ -123,7 +124,7 @@ def from_images(
         return Labelled(model.name, model.weights, stacked, np.array(labels, object), is_test)
     if limit is not None:
         raise VitcliError("--limit is for a published set's files", "leave out --limit")
-    if not any(child.is_dir() for child in folder.iterdir()):  # told before hours of encoding
+    if not any(child.is_dir() for child in folder.iterdir()):
         raise VitcliError(
             f"{folder}: no folders in there, so no classes",
             "a folder for each class, with images in them",
