@@ -18,12 +18,12 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from vitcli.analyses.encode_folder import encode_folder
-from vitcli.analyses.part_encoder import FolderOptions
+from vitcli.commands.embed.analysis import encode_folder
+from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.listing import Listing
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
-from vitcli.jobs.listing import Listing
-from vitcli.models import load_model
+from vitcli.model import load_model
 
 TINY = ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
 

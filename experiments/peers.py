@@ -208,7 +208,7 @@ def measure_memory(name: str, batch: int, folder: Path) -> dict[str, Any]:
     """Growth of the resident set over the second step, in this process."""
     import torch
 
-    from vitcli.analyses.profiling.memory import peak_memory
+    from vitcli.commands.profile.memory import peak_memory
 
     run = subject(name, weights(), folder)
     run(torch.zeros(1, 3, IMAGE, IMAGE))
@@ -302,7 +302,7 @@ def in_child(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, 
 
 def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> None:
     """Markdown on stdout: what is there of each part."""
-    from vitcli.analyses.profiling.machine import describe_machine
+    from vitcli.commands.profile.machine import describe_machine
 
     entries = notebook.entries
     import torch

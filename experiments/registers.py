@@ -53,7 +53,7 @@ def train(folder: Path, registers: int, seed: int, extra: list[str]) -> dict[str
 def unseen_images(folder: Path, count: int) -> list[Path]:
     """Shapes as files, the same for every encoder."""
     from vitcli.config.training import ShapesData
-    from vitcli.inputs.shapes import Shapes
+    from vitcli.images.shapes import Shapes
 
     data = ShapesData()
     shapes = Shapes((32, 32), data.classes, data.difficulty, seed=0)

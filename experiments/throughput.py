@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitcli.analyses.encode_folder import encode_folder, encoder_threads
-from vitcli.analyses.part_encoder import FolderOptions, PartEncoder
+from vitcli.commands.embed.analysis import encode_folder, encoder_threads
+from vitcli.commands.embed.decoding import DecodePool, available_cpus
+from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
+from vitcli.commands.embed.entries import Entry
+from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.parts import Rows
+from vitcli.commands.embed.worker import Decoded, DecodeWork
 from vitcli.config.request import ModelRequest
-from vitcli.jobs.entries import Entry
-from vitcli.jobs.listing import Listing
-from vitcli.jobs.parts import Rows
-from vitcli.jobs.pool import DecodePool, available_cpus
-from vitcli.jobs.worker import Decoded, DecodeWork
-from vitcli.models import load_model
+from vitcli.model import load_model
 
 SIZE = (3000, 4000)
 

@@ -14,7 +14,7 @@ import torch
 
 from vitcli.build import build_encoder
 from vitcli.config.schema import EncoderConfig
-from vitcli.core.encoder import VisionEncoder
+from vitcli.nn.encoder import VisionEncoder
 
 torch.set_num_threads(1)
 

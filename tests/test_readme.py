@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from vitcli.cli import app
-from vitcli.cli.commands import CONFIGS
+from vitcli.commands.sweep.commands import CONFIGS
 from vitcli.config.load import known_keys, load_config, preset_names
 from vitcli.config.schema import ModelConfig
 
@@ -60,10 +60,9 @@ def test_what_it_says_of_places_is_there() -> None:
     where = TEXT[TEXT.index("## Where things are") :]
     for place in re.findall(r"\bvitcli/[\w/.]+", where):
         assert (ROOT / place).exists(), place
-    for place in re.findall(
-        r"`((?:core|config|analyses|weights|render|results|cli)/[\w/.]*)`", where
-    ):
-        assert (ROOT / "vitcli" / place).exists(), place
+    for place in re.findall(r"`((?:nn|config|commands|checkpoints|tests)/[\w/.]*)`", where):
+        root = ROOT if place.startswith("tests/") else ROOT / "vitcli"
+        assert (root / place).exists(), place
     for extra in re.findall(r"\.\[([\w,]+)\]", TEXT):
         declared = (ROOT / "pyproject.toml").read_text()
         assert all(re.search(rf"^{one} = \[", declared, re.MULTILINE) for one in extra.split(","))

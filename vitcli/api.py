@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.analyses import encode as _encode
+from vitcli.commands.encode import analysis as _encode
+from vitcli.commands.encode.result import EncodeResult
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
-from vitcli.models import LoadedModel, load_model
-from vitcli.results.encode import EncodeResult
+from vitcli.model import LoadedModel, load_model
 
 
 def load(

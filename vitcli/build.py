@@ -9,37 +9,24 @@ import torch
 from torch import nn
 
 from vitcli.config.schema import EncoderConfig
-from vitcli.core.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
-from vitcli.core.block import BLOCKS, Block
-from vitcli.core.encoder import VisionEncoder
-from vitcli.core.feedforward import ACTIVATIONS, FEED_FORWARDS
-from vitcli.core.frontend import VisionFrontEnd
-from vitcli.core.heads import (
-    DistilledHead,
-    LinearHead,
-    MergerHead,
-    NoHead,
-    TanhHead,
-    TanhLinearHead,
-)
-from vitcli.core.initialise import initialise
-from vitcli.core.masks import CausalMask, Mask, NoMask, WindowMask
-from vitcli.core.norms import NORMS, LayerScale, PerHeadNorm
-from vitcli.core.pooling import (
-    ClsMeanPooling,
-    ClsPooling,
-    MapPooling,
-    MeanPooling,
-    NoPooling,
-)
-from vitcli.core.positions import (
+from vitcli.nn.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
+from vitcli.nn.block import BLOCKS, Block
+from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
+from vitcli.nn.frontend import VisionFrontEnd
+from vitcli.nn.heads import DistilledHead, LinearHead, MergerHead, NoHead, TanhHead, TanhLinearHead
+from vitcli.nn.initialize import initialise
+from vitcli.nn.masks import CausalMask, Mask, NoMask, WindowMask
+from vitcli.nn.norms import NORMS, LayerScale, PerHeadNorm
+from vitcli.nn.pooling import ClsMeanPooling, ClsPooling, MapPooling, MeanPooling, NoPooling
+from vitcli.nn.positions import (
     AlibiPosition,
     LearnedPosition,
     NoPosition,
     RopePosition,
     SinCosPosition,
 )
-from vitcli.core.vit import ViT
+from vitcli.nn.vit import ViT
 
 
 def _norm(c: EncoderConfig) -> nn.Module:

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from tests.conftest import tiny_encoder
-from vitcli.core.taps import layer_points, tapped
 from vitcli.engines import ENGINES
 from vitcli.engines.engine import largest_error, prepare_engine
 from vitcli.engines.export import build_graph, write_onnx
 from vitcli.engines.onednn import restore
 from vitcli.errors import VitcliError
+from vitcli.nn.hooks import layer_points, tapped
 
 VARIANTS = [
     {},

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import tiny_encoder
-from vitcli.core.taps import layer_points, tapped
 from vitcli.engines.onednn import accelerate, onednn_linear, restore
+from vitcli.nn.hooks import layer_points, tapped
 
 needs_onednn = pytest.mark.skipif(onednn_linear.operator is None, reason="torch without oneDNN")
 

@@ -13,20 +13,20 @@ import pytest
 from typer.testing import CliRunner
 
 from vitcli.cli import app
-from vitcli.cli.commands import known_commands
+from vitcli.commands.sweep.commands import known_commands
+from vitcli.commands.sweep.expand import check_arguments, expand, repeats
+from vitcli.commands.sweep.space import draw
+from vitcli.commands.sweep.spec import load_sweep
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.yaml import read_yaml
-from vitcli.sweeps.expand import check_arguments, expand, repeats
-from vitcli.sweeps.space import draw
-from vitcli.sweeps.spec import load_sweep
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
 SWEEPS = [file for file in FILES if "command" in read_yaml(file).data]
 CONFIGS = [file for file in FILES if file not in SWEEPS]
-COMMANDS = known_commands(app)
+COMMANDS = known_commands()
 TOY = [
     "--set=encoder.depth=1", "--set=encoder.hidden=12", "--set=encoder.mlp_hidden=12",
     "--set=data.train_size=32", "--set=data.val_size=16",

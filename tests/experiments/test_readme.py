@@ -3,9 +3,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from vitcli.commands.sweep.sections import SweepSection
+from vitcli.commands.sweep.spec import read_sweep
 from vitcli.config.yaml import parse_yaml
-from vitcli.sweeps.sections import SweepSection
-from vitcli.sweeps.spec import read_sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 TEXT = (FOLDER / "README.md").read_text()

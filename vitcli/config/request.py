@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def check_device(name: str) -> None:
-    """Refuse what is no device anywhere; `vitcli.models.pick_device` knows what is here."""
+    """Refuse what is no device anywhere; `vitcli.model.pick_device` knows what is here."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name):
         raise VitcliError(f"--device {name}: unknown", "auto, cpu, cuda, cuda:1 or mps")
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.engines.engine import Engine
 from vitcli.engines.graph import Graph, plain_copy
 from vitcli.engines.onednn import accelerate
 from vitcli.errors import VitcliError
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 
 
 def prepare(

@@ -7,10 +7,10 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
-from vitcli.core.taps import layer_points, tapped
 from vitcli.engines.engine import Engine
 from vitcli.engines.onednn import accelerate, onednn_linear
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.hooks import layer_points, tapped
 
 
 def prepare(

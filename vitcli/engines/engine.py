@@ -10,10 +10,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.engines import ENGINES
 from vitcli.engines.graph import plain_copy
 from vitcli.errors import VitcliError
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from vitcli.core.encoder import VisionEncoder
 from vitcli.engines import OPSET
 from vitcli.engines.graph import Graph, plain_copy
 from vitcli.errors import VitcliError
+from vitcli.nn.encoder import VisionEncoder
 
 INPUT = "images"
 LARGEST_SINGLE_FILE = 2**31 - 2**24

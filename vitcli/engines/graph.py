@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
-from vitcli.core.taps import layer_points
 from vitcli.engines.onednn import restore
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.hooks import layer_points
 
 
 def plain_copy(encoder: VisionEncoder) -> VisionEncoder:

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.engines.engine import Engine
 from vitcli.engines.export import INPUT, build_graph, require, write_onnx
 from vitcli.errors import VitcliError
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 
 Session = Callable[[Tensor], list[Tensor]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitcli.core.encoder import EncoderOutput, VisionEncoder
 from vitcli.engines.engine import Engine, prepare_engine
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 
 
 class Runner:

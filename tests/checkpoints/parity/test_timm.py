@@ -1,0 +1,217 @@
+"""Each timm family gives timm's own numbers, from its directories and from bare state dicts."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models import deit, eva, save_for_hf, vision_transformer
+
+from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomised
+from tests.checkpoints.parity.timm_models import CASES, outputs
+from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.processors import from_timm
+from vitcli.config.load import Setting, load_config, preset_names
+from vitcli.config.schema import ModelConfig
+from vitcli.errors import VitcliError
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_timm(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model = randomised(case.make())
+    save_for_hf(model, tmp_path, safe_serialization="both")
+    loaded = load_weights(str(tmp_path / "model.safetensors"), dtype=torch.float64)
+    assert loaded.report.family == case.family
+    for size in case.sizes:
+        pixels = images(*size)
+        with torch.no_grad():
+            theirs = outputs(model, pixels)
+        resized = size != case.sizes[0] or case.family == "timm-eva-rope"
+        tolerance = case.tolerance if resized else EXACT
+        assert_close(theirs, ours(loaded.encoder, pixels), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("vit_base_patch16_siglip_224", ("heads", "norm_eps", "activation")),
+        ("vit_base_patch14_reg4_dinov2", ("heads", "norm_eps", "activation", "pooling")),
+    ],
+)
+def test_a_bare_state_dict_needs_what_tensors_do_not_tell(
+    architecture: str, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    case = next(c for c in CASES.values() if c.architecture == architecture)
+    model = randomised(case.make())
+    file = tmp_path / "model.pt"
+    torch.save(model.state_dict(), file)
+    with pytest.raises(VitcliError) as error:
+        load_weights(str(file))
+    for key in keys:
+        assert f"--set encoder.{key}=VALUE" in error.value.hint
+    told = {"heads": 2, "norm_eps": 1e-6, "activation": "gelu", "pooling": "cls"}
+    settings = [Setting(("encoder", key), told[key], f"--set {key}") for key in keys]
+    loaded = load_weights(str(file), overrides=settings, dtype=torch.float64)
+    pixels = images(40, 40)
+    with torch.no_grad():
+        theirs = outputs(model, pixels)
+    assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+
+
+def test_a_bare_state_dict_with_a_preset(tmp_path: Path) -> None:
+    """The preset gives heads, eps, activation, pooling and, said so, the preprocessing."""
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=12)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    preset = load_config(ModelConfig, "vit-ti16-timm")
+    loaded = load_weights(str(tmp_path / "model.pt"), preset=preset)
+    assert loaded.config.encoder.heads == 3
+    assert loaded.config.encoder.position_table.resize == "bicubic_antialias"
+    assert loaded.report.preprocess_by == "preset vit-ti16-timm"
+
+
+def test_the_config_of_a_directory_brings_its_preprocessing(tmp_path: Path) -> None:
+    case = CASES["vit_base_patch16_clip_224 dynamic_img_size"]
+    save_for_hf(case.make(), tmp_path)
+    loaded = load_weights(str(tmp_path))
+    assert loaded.report.preprocess_by == "config.json"
+    assert loaded.config.preprocess.crop_rounding == "round"
+
+
+def test_an_architecture_that_is_built_otherwise_is_refused(tmp_path: Path) -> None:
+    model = timm.create_model("eva02_tiny_patch14_224", num_classes=0, depth=1)
+    save_for_hf(model, tmp_path)
+    with pytest.raises(VitcliError, match="eva02_tiny_patch14_224"):
+        load_weights(str(tmp_path))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(VitcliError):
+        load_weights(str(tmp_path), preset=load_config(ModelConfig, "vit-ti16"))
+
+
+def _arguments(module: Any, cls: type, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What timm builds each architecture of a module with, none of them built."""
+    built: dict[str, Any] = {}
+
+    class Stop(Exception):
+        pass
+
+    def remember(made: type, variant: str, pretrained: bool, **arguments: Any) -> None:
+        if issubclass(made, cls):
+            built[variant] = arguments
+        raise Stop
+
+    monkeypatch.setattr(module, "build_model_with_cfg", remember)
+    for name in timm.list_models(module=module.__name__.rsplit(".", 1)[-1]):
+        with pytest.raises(Stop):
+            timm.create_model(name)
+    return built
+
+
+def _name(layer: Any) -> str:
+    return "gelu" if layer is None else getattr(layer, "__name__", layer).lower()
+
+
+def _eps(layer: Any) -> float:
+    return layer.keywords["eps"] if isinstance(layer, partial) else 1e-6
+
+
+def _default(cls: type, key: str) -> Any:
+    return inspect.signature(cls).parameters[key].default
+
+
+def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = vision_transformer.VisionTransformer
+    built = _arguments(vision_transformer, cls, monkeypatch) | _arguments(deit, cls, monkeypatch)
+    for name, mine in VISION_TRANSFORMERS.items():
+        theirs = built[name]
+        assert mine == {
+            "num_heads": theirs.get("num_heads", _default(cls, "num_heads")),
+            "act_layer": _name(theirs.get("act_layer")),
+            "norm_eps": _eps(theirs.get("norm_layer")),
+            "global_pool": theirs.get("global_pool", _default(cls, "global_pool")),
+            "reg_tokens": theirs.get("reg_tokens", 0),
+        }, name
+        assert not {"block_fn", "attn_layer", "scale_mlp_norm", "proj_bias"} & set(theirs), name
+
+
+def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _arguments(eva, eva.Eva, monkeypatch)
+    for name, mine in EVAS.items():
+        theirs = built[name]
+        rope = theirs.get("use_rot_pos_emb", False)
+        expected = {
+            "num_heads": theirs["num_heads"],
+            "norm_eps": _eps(theirs.get("norm_layer")),
+            "global_pool": theirs.get("global_pool", _default(eva.Eva, "global_pool")),
+            "reg_tokens": theirs.get("num_reg_tokens", 0),
+        }
+        if rope:
+            expected["class_token"] = theirs.get("class_token", True)
+            expected["rope_type"] = theirs.get("rope_type", "cat")
+            expected["rope_temperature"] = theirs.get("rope_temperature", 10000.0)
+            half = theirs.get("rope_rotate_half", False)
+            expected["rope_layout"] = "half" if half else "interleaved"
+        if expected.get("rope_type") == "cat":
+            expected["ref_feat_shape"] = theirs["ref_feat_shape"]
+        assert mine == expected, name
+        assert not {"attn_type", "scale_mlp", "qk_norm", "rope_grid_indexing"} & set(theirs), name
+
+
+TIMM_PRESETS = {
+    "vit-ti16": "vit_tiny_patch16_224",
+    "vit-s16": "vit_small_patch16_224",
+    "vit-s32": "vit_small_patch32_224",
+    "vit-b16": "vit_base_patch16_224",
+    "vit-b32": "vit_base_patch32_224",
+    "vit-l16": "vit_large_patch16_224",
+    "vit-b16-384": "vit_base_patch16_384",
+    "vit-l16-384": "vit_large_patch16_384",
+    "siglip-b16-224": "vit_base_patch16_siglip_224",
+    "siglip-b16-256": "vit_base_patch16_siglip_256",
+    "siglip-b16-384": "vit_base_patch16_siglip_384",
+    "siglip-b16-512": "vit_base_patch16_siglip_512",
+    "siglip-l16-256": "vit_large_patch16_siglip_256",
+    "siglip-l16-384": "vit_large_patch16_siglip_384",
+    "siglip-so400m14-224": "vit_so400m_patch14_siglip_224",
+    "siglip-so400m14-384": "vit_so400m_patch14_siglip_384",
+    "dinov2-s14": "vit_small_patch14_dinov2",
+    "dinov2-b14": "vit_base_patch14_dinov2",
+    "dinov2-l14": "vit_large_patch14_dinov2",
+    "dinov2-g14": "vit_giant_patch14_dinov2",
+    "dinov2-s14-reg": "vit_small_patch14_reg4_dinov2",
+    "dinov2-b14-reg": "vit_base_patch14_reg4_dinov2",
+    "dinov2-l14-reg": "vit_large_patch14_reg4_dinov2",
+    "dinov2-g14-reg": "vit_giant_patch14_reg4_dinov2",
+}
+
+
+def test_every_timm_preset_is_compared() -> None:
+    assert {f"{name}-timm" for name in TIMM_PRESETS} == {
+        name for name in preset_names() if name.endswith("-timm")
+    }
+
+
+@pytest.mark.parametrize("name", TIMM_PRESETS)
+def test_presets_are_what_timms_names_stand_for(name: str) -> None:
+    architecture = TIMM_PRESETS[name]
+    config = load_config(ModelConfig, f"{name}-timm")
+    encoder, table = config.encoder, VISION_TRANSFORMERS[architecture]
+    assert encoder.heads == table["num_heads"]
+    assert encoder.activation == table["act_layer"]
+    assert encoder.norm_eps == table["norm_eps"]
+    assert encoder.pooling == {"token": "cls", "map": "map"}[table["global_pool"]]
+    assert encoder.position_table.resize == "bicubic_antialias"
+    theirs = timm.get_pretrained_cfg(architecture).to_dict()
+    assert config.preprocess == from_timm(theirs)
+    assert encoder.image_size == theirs["input_size"][1:]

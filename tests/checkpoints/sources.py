@@ -1,0 +1,44 @@
+"""A tiny Hugging Face ViT on disk, and ways to spoil it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers as T
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.checkpoints.parity.compare import randomised
+from tests.checkpoints.parity.hf import SMALL
+
+BLOCK0 = "encoder.layer.0."
+
+
+def vit_folder(folder: Path, **config: object) -> Path:
+    model = randomised(T.ViTModel(T.ViTConfig(**(SMALL | config)))).float()
+    model.save_pretrained(folder)
+    return folder
+
+
+def edited(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
+    """The same snapshot with its tensors changed."""
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file({n: t.clone() for n, t in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def reconfigured(folder: Path, **changes: object) -> Path:
+    """The same snapshot with keys of config.json changed; None takes a key away."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)

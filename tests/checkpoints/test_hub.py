@@ -1,0 +1,102 @@
+"""A hub on this machine: only the best checkpoint and the configs of a repository are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints.sources import vit_folder
+
+COMMIT = "c" * 40
+REPO = "someone/tiny-vit"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Its address, and the files that were asked for."""
+    folder = vit_folder(tmp_path / "repo")
+    (folder / "pytorch_model.bin").write_bytes(b"not the best checkpoint")
+    (folder / "README.md").write_text("no weights")
+    names = sorted(file.name for file in folder.iterdir())
+    fetched: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, body: bool) -> None:
+            path = self.path.split("?")[0]
+            if path.startswith(f"/api/models/{REPO}/tree/"):
+                entries = [
+                    {"type": "file", "path": n, "size": (folder / n).stat().st_size, "oid": "0"}
+                    for n in names
+                ]
+                return self.send(json.dumps(entries).encode(), body)
+            if path in (f"/api/models/{REPO}", f"/api/models/{REPO}/revision/main"):
+                siblings = [{"rfilename": name} for name in names]
+                info = {"id": REPO, "sha": COMMIT, "siblings": siblings}
+                return self.send(json.dumps(info).encode(), body)
+            name = path.rsplit("/", 1)[-1]
+            if path.startswith(f"/{REPO}/resolve/") and name in names:
+                if body:
+                    fetched.append(name)
+                return self.send((folder / name).read_bytes(), body)
+            self.send_error(404)
+
+        def send(self, content: bytes, body: bool) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", fetched
+    server.shutdown()
+
+
+def vitcli(source: str, home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "vitcli", "params", "--json", "--weights", source]
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root)
+
+
+def test_a_repository_is_fetched_once_and_then_read_from_the_cache(
+    hub: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    endpoint, fetched = hub
+    first = vitcli(REPO, tmp_path / "home", endpoint)
+    assert first.returncode == 0, first.stderr
+    assert sorted(fetched) == ["config.json", "model.safetensors"]
+    fetched.clear()
+    again = vitcli(REPO, tmp_path / "home", "http://127.0.0.1:9")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout and not fetched
+
+
+def test_an_id_that_the_hub_does_not_know_is_a_user_error(
+    hub: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    done = vitcli("someone/else", tmp_path / "home", hub[0])
+    assert done.returncode == 2
+    assert "--weights someone/else: " in done.stderr and "Traceback" not in done.stderr

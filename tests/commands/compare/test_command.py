@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.commands.attention.test_command import SMALL
+from vitcli.cli import app
+
+runner = CliRunner()
+
+
+def run(*arguments: str | Path, code: int = 0) -> Any:
+    result = runner.invoke(app, ["compare", *SMALL, *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_the_same_preset_twice_is_equal() -> None:
+    answer = json.loads(run("vit-b16", "vit-b16", "--json").stdout)
+    assert answer["schema_version"] == 1
+    assert answer["verdict"] == "identical"
+    assert answer["cka"]["layers_a"] == ["input", *(f"block {i}" for i in range(1, 5)), "norm"]
+
+
+def test_another_eps_parts_in_the_first_block(tmp_path: Path) -> None:
+    plot = tmp_path / "cka.png"
+    eps = "encoder.norm_eps=1e-3"
+    arguments = ("vit-b16", "vit-b16", "--set-b", eps)
+    answer = json.loads(run(*arguments, "--json", "--plot", plot).stdout)
+    assert answer["first_parted"] == "block 1"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = run(*arguments, "--every", "2").stdout
+    row = {row["layer"]: row for row in answer["differences"]}["block 4"]
+    assert f"block 4 {row['max_abs']:.2e}" in " ".join(text.split())
+    assert "block 3" not in text
+    assert "encoder.norm_eps" in text
+    assert answer["summary"] in text
+
+
+def test_a_yaml_file_is_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: vit-b16\nencoder:\n  norm_eps: 1e-3\n")
+    answer = json.loads(run(file, "vit-b16", "--json").stdout)
+    assert answer["a"]["name"] == "mine"
+    assert [row["key"] for row in answer["config_differences"]] == ["encoder.norm_eps"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["vit-b16"], "Missing argument"),
+        (["vit-b16", "vit-b16", "--examples", "few"], "auto, images or patches"),
+        (["vit-b16", "vit-b16", "--set-a", "encoder.hiden=3"], "hidden"),
+        (["vit-b16", "no-such-place.safetensors"], "no-such-place"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], words: str) -> None:
+    result = run(*arguments, code=2)
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_misspelt_preset_is_told_with_its_nearest() -> None:
+    told = run("vit-b16", "vit-b61", code=2).stderr
+    assert "vit-b61: no preset, YAML file or checkpoint" in told and "did you mean vit-b16?" in told
+
+
+def test_both_sides_say_where_and_in_what_they_ran() -> None:
+    answer = json.loads(run("vit-b16", "vit-b16", "--dtype", "float64", "--json").stdout)
+    for side in ("a", "b"):
+        assert (answer[side]["device"], answer[side]["dtype"]) == ("cpu", "float64")

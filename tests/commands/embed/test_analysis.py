@@ -1,0 +1,319 @@
+"""One row for every input, the same bytes whatever happened on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import randomise
+from vitcli.commands.embed import analysis as module
+from vitcli.commands.embed.analysis import encode_folder
+from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.job import iterate_parts
+from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.parts import FORMATS, Rows
+from vitcli.commands.embed.result import FolderResult
+from vitcli.commands.encode.analysis import select_tokens
+from vitcli.config.load import parse_setting
+from vitcli.config.request import ModelRequest
+from vitcli.config.schema import PreprocessConfig
+from vitcli.errors import VitcliError
+from vitcli.images.decode import decode
+from vitcli.images.preprocess import preprocess
+from vitcli.model import LoadedModel, load_model
+
+SETTINGS = (
+    *("encoder.patch_size=8", "encoder.hidden=24", "encoder.depth=2", "encoder.heads=3"),
+    "encoder.mlp_hidden=40",
+)
+REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 24))
+
+
+def tiny_model(*settings: str) -> LoadedModel:
+    chosen = (*REQUEST.settings, *map(parse_setting, settings))
+    model = load_model(dataclasses.replace(REQUEST, settings=chosen))
+    randomise(model.encoder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return tiny_model()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Eleven images in two folders, and four files that fail."""
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        path = tmp_path / "in" / f"{'ab'[number % 2]}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    (tmp_path / "in/a/00.jpg").touch()
+    (tmp_path / "in/cut.png").write_bytes((tmp_path / "in/a/0.png").read_bytes()[:200])
+    (tmp_path / "in/text.gif").write_text("no image")
+    (tmp_path / "in/b/1.png").rename(os.fsdecode(os.fsencode(tmp_path / "in/b") + b"/\xff\n.png"))
+    (tmp_path / "in/gone.png").symlink_to("nowhere")
+    return tmp_path / "in"
+
+
+def run(model: LoadedModel, inputs: Path | list[str], out: Path, **options: Any) -> FolderResult:
+    texts = [str(inputs)] if isinstance(inputs, Path) else inputs
+    options = {"part_rows": 4, "batch": 3, "workers": 1} | options
+    return encode_folder(REQUEST, model, Listing(tuple(texts)), out, FolderOptions(**options))
+
+
+def rows_of(out: Path) -> list[Rows]:
+    return list(iterate_parts(out))
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}
+
+
+def test_every_input_has_its_own_vector_or_a_code(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    result = run(model, folder, tmp_path / "out")
+    rows = [
+        row
+        for part in rows_of(tmp_path / "out")
+        for row in zip(part.names, part.status, strict=True)
+    ]
+    vectors = np.concatenate([part.arrays["vector"] for part in rows_of(tmp_path / "out")])
+    on_disk = {os.fspath(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir()}
+    assert [name for name, _ in rows] == sorted(on_disk, key=os.fsencode)
+    for (name, status), vector in zip(rows, vectors, strict=True):
+        if status != "ok":
+            assert np.isnan(vector).all()
+            continue
+        pixels = preprocess(decode(folder / name).image, model.preprocess)
+        with torch.inference_mode():
+            alone = select_tokens(model, model.encoder(torch.from_numpy(pixels)[None]), "pooled")
+        np.testing.assert_allclose(vector, alone[0], rtol=1e-4, atol=1e-5)
+    failed = {name: status for name, status in rows if status != "ok"}
+    assert failed == {
+        "a/00.jpg": "truncated",
+        "cut.png": "truncated",
+        "gone.png": "unreadable",
+        "text.gif": "unsupported",
+    }
+    assert (result.rows, result.ok, result.failed) == (15, 11, 4)
+    assert {f.code: f.count for f in result.failures} == Counter(failed.values())
+    assert sorted(e.path for e in result.examples) == sorted(failed)
+    assert result.width == 24 and result.rows_encoded == 15
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_parts_that_are_lost_or_damaged_are_made_again_with_the_same_bytes(
+    model: LoadedModel, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "out"
+    run(model, folder, out, format=kind)
+    whole = files(out)
+    first = FORMATS[kind].files(out, 0)[0]
+    first.write_bytes(first.read_bytes()[:-9])
+    FORMATS[kind].files(out, 2)[-1].unlink()
+    for mine, another in zip(FORMATS[kind].files(out, 3), FORMATS[kind].files(out, 1), strict=True):
+        mine.write_bytes(another.read_bytes())
+    result = run(model, folder, out, format=kind)
+    assert result.rows_encoded == 11 and result.failed == 4
+    assert files(out) == whole
+    assert run(model, folder, out, format=kind).rows_encoded == 0
+
+
+def test_the_union_of_shards_is_the_whole(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+    run(model, folder, tmp_path / "whole")
+    results = [run(model, folder, tmp_path / "shards", shard=(i, 3)) for i in (3, 1, 2)]
+    assert [r.rows for r in results] == [4, 7, 4]
+    assert sum(r.failed for r in results) == 4
+    assert files(tmp_path / "shards") == files(tmp_path / "whole")
+
+
+def test_a_failed_row_tried_again_is_as_if_it_had_never_failed(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    picture = (folder / "a/0.png").read_bytes()
+    for name in ("cut.png", "a/00.jpg"):
+        (folder / name).write_bytes(picture)
+    run(model, folder, tmp_path / "never")
+    for name in ("cut.png", "a/00.jpg"):
+        (folder / name).write_bytes(b"")
+    run(model, folder, tmp_path / "out")
+    assert files(tmp_path / "out") != files(tmp_path / "never")
+    for name in ("cut.png", "a/00.jpg"):
+        (folder / name).write_bytes(picture)
+    assert run(model, folder, tmp_path / "out").failed == 4
+    again = run(model, folder, tmp_path / "out", retry_failed=True)
+    assert again.failed == 2 and again.rows_encoded == 7
+    assert files(tmp_path / "out") == files(tmp_path / "never")
+
+
+def test_fail_fast_names_the_first_failure_and_keeps_finished_parts(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a/00.jpg").unlink()
+    with pytest.raises(VitcliError, match=r"cut\.png: truncated"):
+        run(model, folder, tmp_path / "out", fail_fast=True)
+    kept = [path.name for path in sorted((tmp_path / "out").glob("part*"))]
+    assert kept == ["part-00000.parquet", "part-00001.parquet"]
+
+
+def test_another_job_is_refused_and_says_what_changed(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(model, folder, out)
+    whole = files(out)
+    with pytest.raises(VitcliError, match=r"batch 3 -> 5; max_pixels .* -> 10000$"):
+        run(model, folder, out, batch=5, max_pixels=10_000)
+    with pytest.raises(VitcliError, match=r"weights_sha256 \w+\.\.\. -> \w+\.\.\.$"):
+        other = tiny_model()
+        with torch.no_grad():
+            next(other.encoder.parameters())[0].add_(1e-3)
+        run(other, folder, out)
+    with pytest.raises(VitcliError, match=r"preprocess\.filter \w+ -> nearest$"):
+        run(tiny_model("preprocess.filter=nearest"), folder, out)
+    Image.new("RGB", (9, 9)).save(folder / "zz.png")
+    with pytest.raises(VitcliError, match=r"inputs: 1 new \(new: zz\.png\)$"):
+        run(model, folder, out)
+    (folder / "zz.png").unlink()
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(VitcliError, match=r"inputs' folder .*in -> .*copy; inputs: 1 new and 15"):
+        (tmp_path / "copy/a.png").write_bytes(b"")
+        run(model, tmp_path / "copy", out)
+    assert files(out) == whole
+
+
+def test_a_second_run_at_the_same_time_is_refused(
+    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = module.begin_job
+
+    def twice(*args: Any) -> Any:
+        monkeypatch.setattr(module, "begin_job", begin)
+        with pytest.raises(VitcliError, match="another run is writing"):
+            run(model, folder, tmp_path / "out")
+        return begin(*args)
+
+    monkeypatch.setattr(module, "begin_job", twice)
+    assert run(model, folder, tmp_path / "out").ok == 11
+
+
+def test_norms_and_half_precision(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+    run(model, folder, tmp_path / "full", norms=True)
+    run(model, folder, tmp_path / "half", vector_dtype="float16")
+    full, half = rows_of(tmp_path / "full")[0], rows_of(tmp_path / "half")[0]
+    assert half.arrays["vector"].dtype == np.float16
+    np.testing.assert_array_equal(half.arrays["vector"], full.arrays["vector"].astype(np.float16))
+    # The pooled vector is CLS after the final norm, which is the last layer of the table.
+    good = full.good
+    np.testing.assert_allclose(
+        full.arrays["cls_norm"][good][:, -1],
+        np.linalg.norm(full.arrays["vector"][good], axis=1),
+        rtol=1e-5,
+    )
+    assert full.arrays["patch_norm_mean"].shape == full.arrays["cls_norm"].shape == (4, 4)
+
+
+def test_a_vector_that_is_not_finite_is_not_ok(folder: Path, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        for parameter in model.encoder.vit.norm.parameters():
+            parameter.mul_(1e6)  # finite in float32, not in float16
+    assert run(model, folder, tmp_path / "f32").ok == 11
+    result = run(model, folder, tmp_path / "f16", vector_dtype="float16")
+    assert {f.code: f.count for f in result.failures}["not_finite"] == 11
+
+
+def test_images_that_keep_their_size(folder: Path, tmp_path: Path) -> None:
+    model = dataclasses.replace(
+        tiny_model(), known_preprocess=PreprocessConfig(resize="none", resize_size=None)
+    )
+    assert model.preprocess.output_size is None
+    assert run(model, folder, tmp_path / "out").ok == 11
+
+
+def test_members_of_shards(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "s.tar"
+    with tarfile.open(shard, "w") as tar:
+        for number in range(3):
+            content = (folder / f"a/{2 * number}.png").read_bytes()
+            info = tarfile.TarInfo(f"{number}.png")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    run(model, folder, tmp_path / "files", part_rows=100, batch=100)
+    run(model, [str(shard)], tmp_path / "members")
+    by_name = dict(
+        zip(*(lambda r: (r.names, r.arrays["vector"]))(rows_of(tmp_path / "files")[0]), strict=True)
+    )
+    members = rows_of(tmp_path / "members")[0]
+    assert members.names == [f"{shard}/{number}.png" for number in range(3)]
+    for number, vector in enumerate(members.arrays["vector"]):
+        np.testing.assert_allclose(vector, by_name[f"a/{2 * number}.png"], rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_written_is_refused_before_any_image(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    for options, message in (
+        ({"kind": "patch"}, "patch: .* does not give one such vector"),
+        ({"kind": "dist"}, "dist: "),
+        ({"format": "xlsx"}, "--format xlsx: unknown"),
+        ({"format": "npy", "norms": True}, "vectors alone"),
+    ):
+        with pytest.raises(VitcliError, match=message):
+            run(model, folder, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "none").mkdir()
+    with pytest.raises(VitcliError, match="no images in"):
+        run(model, tmp_path / "none", tmp_path / "out")
+    with pytest.raises(VitcliError, match="is where the images are"):
+        encode_folder(REQUEST, model, Listing((str(folder),), out=folder), folder, FolderOptions())
+
+
+def test_a_disk_without_room_is_told_with_the_place(
+    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    with pytest.raises(VitcliError, match="out: No space left on device") as caught:
+        run(model, folder, tmp_path / "out")
+    assert caught.value.exit_code == 1
+
+
+def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
+    model: LoadedModel, folder: Path, tmp_path: Path
+) -> None:
+    def told() -> list[tuple[int, int, int]]:
+        calls: list[tuple[int, int, int]] = []
+        encode_folder(
+            REQUEST,
+            model,
+            Listing((str(folder),)),
+            tmp_path / "out",
+            FolderOptions(part_rows=4, batch=3, workers=1),
+            lambda done, total, failures: calls.append((done, total, failures.total())),
+        )
+        return calls
+
+    first = told()
+    rows, failed = first[-1][1:]
+    assert first[0] == (0, rows, 0) and first[-1][0] == rows and failed > 0
+    (tmp_path / "out/part-00002.parquet").unlink()
+    again = told()
+    assert again[0][:2] == (rows - 4, rows) and again[-1] == first[-1]

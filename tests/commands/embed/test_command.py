@@ -1,0 +1,172 @@
+"""`vitcli encode PATH... --out DIR` as people call it, killed and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vitcli.cli import app
+
+SMALL = [
+    f"--set=encoder.{setting}"
+    for setting in ("hidden=24", "depth=2", "heads=3", "mlp_hidden=48", "patch_size=8")
+] + ["--image-size=16", "--workers=1", "--part-rows=4", "--batch=2"]
+runner = CliRunner()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(23):
+        pixels = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{number:02d}.png")
+    (tmp_path / "photos/05.png").write_bytes(b"")
+    (tmp_path / "photos/readme.txt").write_bytes(b"")
+    return tmp_path / "photos"
+
+
+def run(*arguments: str | Path, code: int = 0) -> Any:
+    result = runner.invoke(app, ["encode", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def parts(out: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(out.iterdir())}
+
+
+def test_the_answer_as_a_table_and_as_json(photos: Path, tmp_path: Path) -> None:
+    first = run(photos, "--out", tmp_path / "out", *SMALL, code=1)
+    assert "05.png: truncated: the file is empty" in first.stdout
+    assert "left out: 1 .txt" in first.stderr
+    assert "23 rows in 6 parts read back" in first.stderr
+    again = json.loads(run(photos, "--out", tmp_path / "out", *SMALL, "--json", code=1).stdout)
+    assert (again["rows"], again["ok"], again["parts"], again["rows_encoded"]) == (23, 22, 6, 0)
+    assert again["failures"] == [{"code": "truncated", "count": 1}]
+    assert again["engine"] == "eager" and "eager engine, float32 on cpu" in first.stdout
+    (photos / "05.png").unlink()
+    run(photos, "--out", f"{tmp_path}/other/", *SMALL)
+
+
+def test_kinds_of_inputs_make_a_job(photos: Path, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(map(str, sorted(photos.glob("1*.png")))))
+    for number, given in enumerate((f"{photos}/1*.png", f"@{names}")):
+        out = tmp_path / f"out{number}"
+        assert json.loads(run(given, "--out", out, *SMALL, "--json").stdout)["rows"] == 10
+    assert (tmp_path / "out0/part-00000.parquet").read_bytes() == (
+        tmp_path / "out1/part-00000.parquet"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{photos}"], "many images"),
+        (["{photos}", "--out", "x.npz"], "many images need a folder"),
+        (["{photos}/00.png", "--workers", "2"], "--workers: for many images"),
+        (["--out", "{tmp}/o"], "a folder, but no images"),
+        (["{photos}", "--out", "{tmp}/o", "--plot", "x.png"], "--plot, --map, --every"),
+        (["{photos}", "--out", "{tmp}/o", "--every", "2"], "--plot, --map, --every"),
+        (["{photos}", "--out", "{tmp}/o", "--shard", "4/3"], "not a shard"),
+        (["{photos}", "--out", "{tmp}/o", "--tokens", "patch"], "one such vector"),
+        (["{photos}", "--out", "{tmp}/o", "--vector-dtype", "int8"], "float32 or float16"),
+        (["{photos}", "--out", "{tmp}/o", "--cluster", "slurm"], "--cluster slurm: unknown"),
+        (["{photos}", "--out", "{tmp}/o", "--address", "x:1"], "add --cluster ray"),
+        (["{photos}/*.gif", "--out", "{tmp}/o"], "matches no file"),
+        (["{photos}", "--out", "{photos}/00.png/x"], "Not a directory"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    photos: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    texts = [text.format(photos=photos, tmp=tmp_path) for text in arguments]
+    small = SMALL if "--out" in texts else SMALL[:5]
+    result = run(*texts, *small, code=2)
+    assert message in result.stderr and "Traceback" not in result.output
+
+
+def test_fail_fast(photos: Path, tmp_path: Path) -> None:
+    result = run(photos, "--out", tmp_path / "out", *SMALL, "--fail-fast", code=1)
+    assert "05.png: truncated" in result.stderr
+
+
+def start(photos: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "vitcli", "encode", photos, "--out", out, *SMALL]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def killed_when(photos: Path, out: Path, moment: Any) -> list[psutil.Process]:
+    """Start the command, kill it the instant `moment()` holds; its children at that time."""
+    process = start(photos, out)
+    while not moment() and process.poll() is None:
+        time.sleep(0.0005)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
+    return children
+
+
+def test_killed_at_any_moment_the_same_command_finishes_with_the_same_bytes(
+    photos: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole"
+    run(photos, "--out", whole, *SMALL, code=1)
+
+    for attempt in range(8):  # a busy machine may let the command finish before the kill arrives
+        out = tmp_path / f"out-{attempt}"
+        try:
+            children = killed_when(photos, out, (out / "part-00001.parquet").exists)
+            kept = (out / "part-00000.parquet").stat().st_ino
+            killed_when(photos, out, (out / "part-00003.parquet").exists)
+        except AssertionError:
+            continue
+        if len(list(out.glob("part-*.parquet"))) < len(list(whole.glob("part-*.parquet"))):
+            break
+    else:
+        pytest.fail("the command was over before it could be killed, eight times")
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive, "decoding processes outlive the command"
+
+    # What a kill can leave behind, put there in any case.
+    (out / ".part-00009.parquet.x.part").write_bytes(b"half")
+    (out / ".inputs.x.jsonl").write_bytes(b"half")
+    result = run(photos, "--out", out, *SMALL, "--json", code=1)
+    answer = json.loads(result.stdout)
+    assert 0 < answer["rows_encoded"] < 23 and answer["rows"] == 23
+    assert parts(out) == parts(whole)
+    assert (out / "part-00000.parquet").stat().st_ino == kept  # not made again
+
+
+def test_progress_in_a_pipe_is_plain_lines(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitcli.commands.embed.view._PLAIN_EVERY_S", 0.0)
+    lines = run(photos, "--out", tmp_path / "out", *SMALL, code=1).stderr.splitlines()
+    told = [line for line in lines if line.startswith("encoding: ")]
+    assert told[-1].startswith("encoding: 23 of 23, ") and told[-1].endswith(
+        "1 failed (1 truncated)"
+    )
+    assert "img/s" in told[-1] and "left" in told[-1]
+
+
+def test_names_that_are_no_text_go_through_the_command_line(photos: Path, tmp_path: Path) -> None:
+    name = os.fsencode(photos) + b"/\xff\n.png"
+    (photos / "00.png").rename(os.fsdecode(name))
+    command = [sys.executable, "-m", "vitcli", "encode", name, "--out", tmp_path / "o", *SMALL]
+    done = subprocess.run([*command, "--json"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["ok"] == 1

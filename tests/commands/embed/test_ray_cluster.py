@@ -1,0 +1,74 @@
+"""The same job on a local Ray cluster: the same bytes, also when a worker is killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from vitcli.commands.embed.analysis import encode_folder
+from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.ray_cluster import on_ray
+from vitcli.config.load import parse_setting
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+from vitcli.model import load_model
+
+REQUEST = ModelRequest(
+    settings=tuple(
+        parse_setting(f"encoder.{s}")
+        for s in ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
+    ),
+    image_size=(16, 16),
+)
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Listing:
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(14):
+        pixels = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"in/{number:02d}.png")
+    (tmp_path / "in/bad.png").write_bytes(b"no")
+    return Listing((str(tmp_path / "in"),))
+
+
+def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
+    listing: Listing, tmp_path: Path
+) -> None:
+    model, options = load_model(REQUEST), FolderOptions(part_rows=4, batch=2, workers=1)
+    encode_folder(REQUEST, model, listing, tmp_path / "local", options)
+    killed: list[int] = []
+
+    def kill_one(done: int, total: int, failures: Counter[str]) -> None:
+        if done and not killed:
+            actors = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if any("PartActor" in word for word in process.cmdline()[:1])
+            ]
+            assert actors, "no actor is at work"
+            actors[0].kill()
+            killed.append(actors[0].pid)
+
+    work = on_ray(REQUEST, None)
+    out = tmp_path / "cluster"
+    result = encode_folder(REQUEST, model, listing, out, options, kill_one, work)
+    assert killed
+    assert (result.rows, result.ok, result.parts) == (15, 14, 4)
+    local = {p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()}
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == local
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(listing: Listing, tmp_path: Path) -> None:
+    work = on_ray(REQUEST, "127.0.0.1:1")
+    with pytest.raises(VitcliError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
+        encode_folder(
+            REQUEST, load_model(REQUEST), listing, tmp_path / "out", FolderOptions(), work=work
+        )

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.commands.profile.test_command import SMALL
+from vitcli.build import build_encoder
+from vitcli.cli import app
+from vitcli.config.load import load_config, parse_setting
+from vitcli.config.schema import ModelConfig
+from vitcli.errors import VitcliError
+
+runner = CliRunner()
+
+
+def test_the_file_gives_the_encoders_numbers_at_any_batch(tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    result = runner.invoke(app, ["export", str(path), *SMALL, "--seed", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["files"] == [{"path": str(path), "bytes": path.stat().st_size}]
+    assert answer["opset"] == 20 and answer["max_error"] <= answer["tolerance"] == 1e-4
+    assert answer["inputs"] == [{"name": "images", "shape": ["batch", 3, 32, 32]}]
+    assert answer["outputs"][0] == {"name": "tokens", "shape": ["batch", 5, 24]}
+
+    config = load_config(ModelConfig, settings=[parse_setting(s[6:]) for s in SMALL])
+    encoder = build_encoder(config.encoder, seed=3)
+    session = onnxruntime.InferenceSession(str(path))
+    for batch in (1, 8):
+        images = np.random.default_rng(0).normal(size=(batch, 3, 32, 32)).astype(np.float32)
+        (tokens,) = session.run(["tokens"], {"images": images})
+        with torch.no_grad():
+            expected = encoder(torch.from_numpy(images)).tokens.numpy()
+        np.testing.assert_allclose(tokens, expected, atol=1e-4)
+
+
+def test_a_graph_that_differs_from_eager_is_an_error(tmp_path: Path, monkeypatch) -> None:
+    from vitcli.commands.export import analysis
+
+    monkeypatch.setattr(analysis, "largest_error", lambda *_: 3e-4)
+    result = runner.invoke(app, ["export", str(tmp_path / "small.onnx"), *SMALL])
+    assert result.exit_code == 1 and "differ from eager by 3.0e-04" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["graph.pb"], "graph.pb: a graph is an .onnx file"),
+        (["nowhere/graph.onnx"], "there is no folder nowhere"),
+        (["graph.onnx", "--dtype", "bfloat16"], "float32 on the CPU"),
+    ],
+)
+def test_what_cannot_be_exported(arguments: list[str], message: str) -> None:
+    result = runner.invoke(app, ["export", *arguments, *SMALL])
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_an_operator_set_that_torch_cannot_write_is_one_line(tmp_path: Path, monkeypatch) -> None:
+    from vitcli.engines import export
+
+    def refuses(*_: object, **__: object) -> None:
+        raise RuntimeError("no operator\nsecond line")
+
+    monkeypatch.setattr(torch.onnx, "export", refuses)
+    encoder = build_encoder(
+        load_config(ModelConfig, settings=[]).encoder.model_copy(
+            update={"hidden": 24, "depth": 1, "heads": 3, "mlp_hidden": 24}
+        )
+    )
+    images = torch.zeros(1, 3, 224, 224)
+    with pytest.raises(VitcliError, match=r"cannot export: RuntimeError: no operator$"):
+        export.write_onnx(export.build_graph(encoder, images), images, tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,128 @@
+"""Nearest images against scikit-learn's brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.neighbors import NearestNeighbors
+
+from vitcli.commands.embed.analysis import encode_folder
+from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.job import MANIFEST, iterate_parts
+from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.saved_model import recalled, remembered
+from vitcli.commands.neighbors.analysis import neighbours, pictures
+from vitcli.config.load import parse_setting
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+from vitcli.model import load_model
+
+REQUEST = ModelRequest(
+    settings=tuple(
+        parse_setting(f"encoder.{s}")
+        for s in ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
+    ),
+    image_size=(16, 16),
+    seed=5,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`in` with 21 images and one that fails, their vectors in `out`."""
+    place = tmp_path_factory.mktemp("neighbours")
+    rng = np.random.default_rng(0)
+    (place / "in/d").mkdir(parents=True)
+    for number in range(21):
+        pixels = rng.integers(0, 256, (9, 12 + number, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"in/d/{number:02d}.png")
+    (place / "in/bad.png").write_bytes(b"no")
+    options = FolderOptions(part_rows=5, workers=1)
+    listing = Listing((str(place / "in"),))
+    encode_folder(REQUEST, load_model(REQUEST), listing, place / "out", options)
+    return place
+
+
+def test_as_brute_force_finds_them(place: Path) -> None:
+    parts = list(iterate_parts(place / "out"))
+    names = [name for part in parts for name in part.names]
+    vectors = np.concatenate([part.arrays["vector"] for part in parts])
+    assert names[0] == "bad.png"
+    reference = NearestNeighbors(n_neighbors=8, metric="cosine").fit(vectors[1:])
+    distances, rows = reference.kneighbors(vectors[[7]])
+    result = neighbours(place / "out", names[7], count=7)
+    assert [n.path for n in result.neighbours] == [names[1 + row] for row in rows[0][1:]]
+    np.testing.assert_allclose([n.cosine for n in result.neighbours], 1 - distances[0][1:])
+    assert (result.searched, result.index) == (20, 7)
+    unit = vectors[1:] / np.linalg.norm(vectors[1:], axis=1, keepdims=True)
+    others = np.delete(unit @ unit[6], 6)
+    assert result.cosine_mean == pytest.approx(others.mean())
+    assert result.cosine_std == pytest.approx(others.std())
+
+
+def test_another_file_is_encoded_by_the_same_model(place: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.png"
+    copy.write_bytes((place / "in/d/03.png").read_bytes())
+    result = neighbours(place / "out", str(copy), count=2)
+    assert result.neighbours[0].path == "d/03.png" and result.index is None
+    assert result.neighbours[0].cosine == pytest.approx(1)
+    assert result.searched == 21
+    by_path = neighbours(place / "out", str(place / "in/d/03.png"), count=2)
+    assert by_path.index == 4 and by_path.neighbours[0].path != "d/03.png"
+
+
+def test_one_of_the_images_is_known_under_every_path_to_it(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(place)
+    for path in (tmp_path / "link/in/d/03.png", place / "in/../in/d/03.png"):
+        assert neighbours(place / "out", str(path), count=1).index == 4
+    # Names as they were given, here two relative ones and an absolute one.
+    monkeypatch.chdir(place)
+    names = ("./in/d/01.png", "in/d/02.png", str(place / "in/d/03.png"))
+    encode_folder(REQUEST, load_model(REQUEST), Listing(names), tmp_path / "v", FolderOptions())
+    for number in (1, 2, 3):
+        by_name = [f"in/d/{number:02d}.png", f"./in/d/{number:02d}.png"]
+        for asked in (*by_name, str(place / by_name[0])):
+            found = neighbours(tmp_path / "v", asked)
+            assert len(found.neighbours) == 2, asked
+            assert found.cosine_mean < 1 - 1e-6
+
+
+def test_pictures_are_those_of_the_rows(place: Path) -> None:
+    result = neighbours(place / "out", "d/03.png", count=3)
+    first, *rest = pictures(result)
+    assert first.size == (15, 9)
+    assert [p.size for p in rest] == [(n.width, n.height) for n in result.neighbours]
+
+
+def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitcliError, match=r"bad\.png: has no vector: unsupported"):
+        neighbours(place / "out", "bad.png")
+    with pytest.raises(VitcliError, match="No such file"):
+        neighbours(place / "out", "gone.png")
+    with pytest.raises(VitcliError, match="no vectors of"):
+        neighbours(tmp_path, "d/03.png")
+    copy, other = tmp_path / "out", tmp_path / "other.png"
+    other.write_bytes((place / "in/d/03.png").read_bytes())
+    copy.mkdir()
+    for path in (place / "out").iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    manifest = copy / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"seed": 5', '"seed": 6'))
+    with pytest.raises(VitcliError, match="other weights than those"):
+        neighbours(copy, str(other))
+    (copy / "part-00001.parquet").unlink()
+    with pytest.raises(VitcliError, match=r"part-00001\.parquet is missing"):
+        neighbours(copy, "d/03.png")
+
+
+def test_a_request_comes_back_from_the_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: x")
+    request = dataclasses.replace(REQUEST, config_file=file, image_size=(16, 24))
+    assert recalled(remembered(request)) == request

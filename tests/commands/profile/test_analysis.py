@@ -1,0 +1,204 @@
+"""What `profile` answers: sums, the same operations as `params`, and rows for what cannot be."""
+
+import gzip
+import json
+import math
+
+import pytest
+import torch
+
+from tests.conftest import TINY
+from vitcli.build import build_encoder
+from vitcli.commands.params import components
+from vitcli.commands.params.analysis import model_costs
+from vitcli.commands.profile import session as session_module
+from vitcli.commands.profile.analysis import attend, profile
+from vitcli.commands.profile.components import OTHER
+from vitcli.commands.profile.result import ComponentTime, ProfileRun, WallTime
+from vitcli.commands.profile.session import spread
+from vitcli.commands.profile.settings import ProfileSettings
+from vitcli.commands.profile.verdict import verdict
+from vitcli.config.input_size import resized_to
+from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
+from vitcli.errors import VitcliError
+from vitcli.model import LoadedModel
+from vitcli.nn.attention import ExplicitAttention
+from vitcli.nn.hooks import attentions
+
+
+def tiny_model(**changes) -> LoadedModel:
+    config = ModelConfig(name="tiny", encoder=EncoderConfig.model_validate(TINY | changes))
+    return LoadedModel(
+        config=config,
+        encoder=build_encoder(config.encoder),
+        known_preprocess=resized_to(PreprocessConfig(), config.encoder.image_size),
+        weights="fresh (seed 0)",
+        fresh=True,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    return tiny_model()
+
+
+def test_figures_follow_from_one_another(tiny):
+    result = profile(tiny, ProfileSettings(batches=(1, 4), runs=3))
+    assert [run.batch for run in result.runs] == [1, 4]
+    assert (result.image_size, result.tokens) == ((24, 32), 13)
+    for run in result.runs:
+        assert run.timed_runs == 3
+        assert 0 < run.wall_s.p10 <= run.wall_s.median <= run.wall_s.p90
+        assert run.images_per_s == pytest.approx(run.batch / run.wall_s.median)
+        work = 2 * result.macs_per_image * run.batch / 1e9
+        assert run.gflops == pytest.approx(work / run.wall_s.median)
+        assert run.gemm_fraction == pytest.approx(run.gflops / run.gemm_gflops)
+        assert run.attention == "fused" and run.engine == "eager" and run.warmup_s > 0
+        assert sum(part.share for part in run.components) == pytest.approx(1)
+        assert len(run.ops) == 12
+        assert all(a.self_s >= b.self_s for a, b in zip(run.ops, run.ops[1:], strict=False))
+    assert result.machine.torch == torch.__version__
+    assert result.machine.threads == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp": "gated", "pooling": "map", "registers": 4}])
+def test_operations_are_those_of_params(changes):
+    model = tiny_model(**changes)
+    result = profile(model, ProfileSettings(batches=(1,), runs=1, ops=0))
+    table = model_costs(model.config, model.input_size)
+    shares = {part.name: part.macs_share for part in table.components}
+    assert result.macs_per_image == table.macs_per_image
+    for part in result.runs[0].components:
+        assert part.flop_share == pytest.approx(shares.get(part.name, 0), abs=1e-12)
+    assert sum(part.flop_share for part in result.runs[0].components) == pytest.approx(1)
+    assert result.runs[0].ops == ()
+
+
+def test_explicit_attention_gives_the_same_tokens(tiny, images):
+    model = tiny_model()
+    before = model.encoder(images.float()).tokens
+    attend(model.encoder, "explicit")
+    assert all(isinstance(a.attend, ExplicitAttention) for a in attentions(model.encoder))
+    assert torch.allclose(model.encoder(images.float()).tokens, before, atol=1e-5)
+    assert profile(model, ProfileSettings(batches=(1,), runs=1)).runs[0].attention == "explicit"
+
+
+def test_engines_are_timed_in_turn_and_compared():
+    told: list[tuple[int, int]] = []
+    settings = ProfileSettings(batches=(1, 2), engines=("eager", "onnx"), runs=3)
+    result = profile(tiny_model(), settings, lambda done, total: told.append((done, total)))
+    assert [(run.batch, run.engine) for run in result.runs] == [
+        (1, "eager"), (1, "onnx"), (2, "eager"), (2, "onnx"),
+    ]  # fmt: skip
+    eager, onnx = result.engines
+    assert eager.max_error is None and onnx.max_error < 1e-4 and onnx.prepare_s > 0
+    assert result.machine.engines.keys() == {"eager", "onnx"}
+    assert [(c.batch, c.engine, c.baseline) for c in result.comparisons] == [
+        (1, "onnx", "eager"), (2, "onnx", "eager"),
+    ]  # fmt: skip
+    for run in result.runs:
+        assert bool(run.components) == bool(run.ops) == (run.engine == "eager")
+        assert run.timed_runs == 3 and run.gemm_fraction > 0
+    assert told[-1] == ((1 + 2) * 2 * (3 + 3), (1 + 2) * 2 * (3 + 3))
+    assert told == sorted(told)
+
+
+def test_a_training_step(tiny):
+    model = tiny_model(drop_path=0.1)
+    result = profile(model, ProfileSettings(batches=(2,), runs=2, backward=True))
+    run = result.runs[0]
+    assert result.step == "forward and backward"
+    assert run.gflops * run.wall_s.median * 1e9 == pytest.approx(6 * 2 * result.macs_per_image)
+    assert any(
+        "Backward" in op.name
+        for op in profile(model, ProfileSettings(batches=(2,), runs=1, backward=True, ops=1000))
+        .runs[0]
+        .ops
+    )
+    assert all(parameter.grad is None for parameter in model.encoder.parameters())
+
+
+def test_a_batch_that_cannot_fit_is_a_row_and_the_others_are_answered(tiny):
+    result = profile(tiny, ProfileSettings(batches=(1, 10**9, 2), runs=1))
+    first, huge, last = result.runs
+    assert huge.error.startswith("out of memory: needs about") and huge.wall_s is None
+    assert first.error is None and last.error is None and last.wall_s is not None
+
+
+def test_an_allocation_that_fails_is_a_row(tiny, monkeypatch):
+    real = session_module.random_images
+
+    def fails(model, batch):
+        if batch == 3:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return real(model, batch)
+
+    monkeypatch.setattr(session_module, "random_images", fails)
+    runs = profile(tiny, ProfileSettings(batches=(3, 1), runs=1)).runs
+    assert runs[0].error == "out of memory" and runs[1].wall_s is not None
+
+
+def test_other_errors_are_not_taken_for_memory(tiny, monkeypatch):
+    def fails(model, batch):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(session_module, "random_images", fails)
+    with pytest.raises(RuntimeError, match="shapes"):
+        profile(tiny, ProfileSettings(batches=(1,), runs=1))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_time_that_is_not_positive_and_finite_is_an_error(bad):
+    with pytest.raises(VitcliError, match="positive and finite"):
+        spread([1.0, bad])
+
+
+def test_percentiles():
+    assert spread([float(i) for i in range(1, 12)]) == WallTime(6.0, 2.0, 10.0)
+    assert spread([2.0]) == WallTime(2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (ProfileSettings(batches=(1, 8, 1)), "--batch 1: given twice"),
+        (ProfileSettings(engines=("eager", "eager")), "--engine eager: given twice"),
+        (ProfileSettings(engines=("turbo",)), "--engine turbo: unknown"),
+        (ProfileSettings(engines=("onnx",), backward=True), "--backward needs gradients"),
+        (ProfileSettings(attention="flash"), "--attention flash: unknown"),
+    ],
+)
+def test_settings_that_cannot_be(tiny, settings, message):
+    with pytest.raises(VitcliError, match=message):
+        profile(tiny, settings)
+
+
+def test_the_trace_is_one_step_in_chrome_format(tiny, tmp_path):
+    path = tmp_path / "trace.json.gz"
+    profile(tiny, ProfileSettings(batches=(1, 2), runs=1, trace=path))
+    with gzip.open(path) as file:
+        trace = json.load(file)
+    whole = [e for e in trace["traceEvents"] if e.get("name") == f"component: {OTHER}"]
+    assert len(whole) == 1 and whole[0]["ph"] == "X" and whole[0]["dur"] > 0
+    blocks = [e for e in trace["traceEvents"] if e.get("name") == f"component: {components.FFN}"]
+    assert len(blocks) == TINY["depth"]
+    assert all({"ph", "pid"} <= event.keys() for event in trace["traceEvents"])
+
+
+def test_the_verdict_is_arithmetic_on_the_figures():
+    def run(batch: int, ffn: float, products: float) -> ProfileRun:
+        shares = {components.FFN: ffn, components.QKV: 0.2, components.ATTENTION_PRODUCTS: products}
+        parts = tuple(ComponentTime(n, s, s, 0.0) for n, s in shares.items())
+        return ProfileRun(batch, "eager", "fused", images_per_s=2.0 * batch, components=parts)
+
+    text = verdict(EncoderConfig(), (224, 224), [run(1, 0.5, 0.05), run(8, 0.6, 0.2)])
+    assert (
+        "At batch 8, FFN 60% of the time, attention 40% (of which the attention products 50%)"
+        in text
+    )
+    assert "From batch 1 to 8, 2 to 16 images/s, FFN 50% to 60%, attention 25% to 40%." in text
+    # ViT-B: products 2 N^2 D per block against 12 N D^2 in all else; N is 197, then 785
+    assert "(448x448) the attention products go from 4% to 14% of the operations" in text
+    assert "beyond 3072 tokens the products outweigh FFN" in text

@@ -1,0 +1,127 @@
+"""A sweep of a fake command, in this process or in a forked one that may be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitcli.commands.sweep.analysis import Event, Outcome, Runner
+from vitcli.commands.sweep.expand import expand
+from vitcli.commands.sweep.options import Command, Option
+from vitcli.commands.sweep.report import View, report
+from vitcli.commands.sweep.result import SweepReport
+from vitcli.commands.sweep.spec import Sweep, load_sweep
+from vitcli.commands.sweep.study import Study
+from vitcli.commands.sweep.trialdir import Results
+
+FAKE = Path(__file__).with_name("fake.py")
+COMMAND = Command(
+    "train-shapes",
+    {
+        **{name: Option(name, f"--{name}") for name in ("norm", "lr", "seed", "out", "batch")},
+        "resume": Option("resume", "--resume", is_switch=True),
+        "compile": Option("compile", "--compile", "--no-compile", is_switch=True),
+        "lora": Option("lora", "--lora", repeatable=True),
+        "images": Option("images", ""),
+    },
+    frozenset({"encoder", "encoder.depth", "encoder.position", "data.train_size"}),
+)
+
+
+@dataclass
+class Sweeper:
+    folder: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def program(self) -> list[str]:
+        return [sys.executable, "-S", "-E", str(FAKE), str(self.log_file)]
+
+    def load(self, text: str) -> Sweep:
+        file = self.folder / "toy.yaml"
+        file.write_text(text)
+        return load_sweep(file, {"train-shapes": COMMAND})
+
+    def run(
+        self,
+        text: str,
+        *,
+        out: Path | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
+        jobs: int | None = None,
+        **options: Any,
+    ) -> Outcome:
+        sweep = self.load(text)
+        results = Results(out or self.out)
+        results.create(sweep.name, sweep.source)
+        study = Study(sweep, results, options.pop("retry_failed", False))
+        return Runner(
+            sweep, COMMAND, results, study, jobs or sweep.jobs,
+            program=self.program, tell=tell, **options,
+        ).run()  # fmt: skip
+
+    def fork(self, work: Callable[[], Any]) -> int:
+        """Do the work in a forked process, which starts at once; its pid."""
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        return pid
+
+    def report(self, text: str, **view: Any) -> SweepReport:
+        return report(self.load(text), Results(self.out), View(**view))
+
+    def report_ids(self, text: str) -> list[str]:
+        return [trial.id for trial in expand(self.load(text))]
+
+    def counts(self, what: str) -> Counter[str]:
+        """How often each trial did `start` or `end`, by its arguments."""
+        if not self.log_file.exists():
+            return Counter()
+        lines = self.log_file.read_text().splitlines()
+        return Counter(
+            line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} ")
+        )
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process has written stays without it; only a power cut would tell."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def sweeper(tmp_path: Path) -> Sweeper:
+    return Sweeper(tmp_path)
+
+
+def wait(pid: int) -> int:
+    """The exit code of a forked process, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    assert wait(pid) == -signal.SIGKILL

@@ -1,0 +1,167 @@
+"""Searches: Optuna draws the points, the sweep runs them."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from tests.commands.sweep.conftest import Sweeper, kill, wait
+from tests.commands.sweep.test_analysis import _until
+from vitcli.commands.sweep.storage import cut_torn_line
+from vitcli.commands.sweep.study import Study
+from vitcli.commands.sweep.trialdir import Results
+from vitcli.commands.sweep.view import tables
+
+SEARCH = """
+command: train-shapes
+base: {{norm: {norm}}}
+search:
+  trials: {trials}
+  metric: result.score
+  direction: maximize
+  seed: 1
+  space: {{lr: {{low: 0.0, high: 1.0}}}}
+{more}
+"""
+
+
+def search(trials: int = 8, norm: str = "ok", more: str = "") -> str:
+    return SEARCH.format(trials=trials, norm=norm, more=more)
+
+
+def test_a_search_finds_the_best_of_a_smooth_hill(sweeper: Sweeper) -> None:
+    outcome = sweeper.run(search(25))
+    assert outcome.counts.done == 25
+    found = sweeper.report(search(25))
+    scores = [t.metrics["score"] for t in found.trials]
+    assert len({t.params["lr"] for t in found.trials}) == 25
+    # The hill is 1 - |lr - 0.5|: 25 blind draws average 0.75.
+    assert statistics.fmean(scores[-8:]) > 0.85
+    assert found.objective == "maximize score"
+
+
+def test_more_trials_continue_a_search(sweeper: Sweeper) -> None:
+    sweeper.run(search(3))
+    first = {t.id for t in sweeper.report(search(3)).trials}
+    assert sweeper.run(search(5)).ran == 2
+    assert sweeper.run(search(5)).ran == 0
+    assert first < {t.id for t in sweeper.report(search(5)).trials}
+
+
+def test_machines_that_draw_at_once_draw_different_points(sweeper: Sweeper) -> None:
+    """With a seed, too: neither has seen the other's point when it draws its own."""
+    url = f"sqlite:///{sweeper.folder}/shared.db"
+    sweep = sweeper.load(search(4, more=f"storage: {url}"))
+    drawn = []
+    for name in ("one", "two"):
+        results = Results(sweeper.folder / name)
+        results.create(sweep.name, sweep.source)
+        study = Study(sweep, results)
+        study._entries = list  # type: ignore[method-assign]
+        claim = study.claim()
+        assert claim
+        drawn.append(claim.trials[0][0].params["lr"])
+    assert drawn[0] != drawn[1]
+
+
+def test_every_point_is_run_with_every_seed(sweeper: Sweeper) -> None:
+    text = search(3, more="repeat: 2")
+    assert sweeper.run(text).ran == 6
+    groups = sweeper.report(text).groups
+    assert len(groups) == 3
+    for group in groups:
+        # The fake adds seed / 100 to its score.
+        low, high = group.metrics["score"].min, group.metrics["score"].max
+        assert high - low == pytest.approx(0.01)
+
+
+def test_the_best_point_is_best_in_the_mean_of_its_seeds(sweeper: Sweeper) -> None:
+    text = search(4, more="repeat: 2")
+    sweeper.run(text)
+    found = sweeper.report(text)
+    scores = {t.id: t.metrics["score"] for t in found.trials}
+    means = {g.trials: statistics.fmean(scores[id] for id in g.trials) for g in found.groups}
+    shown = [part for part in tables(found) if isinstance(part, str)]
+    (line,) = [part for part in shown if part.startswith("best")]
+    best = max(means, key=lambda ids: means[ids])
+    assert set(line.split(": ")[1].split()) == {id[:6] for id in best}
+
+
+def test_a_killed_search_is_completed_within_its_budget(sweeper: Sweeper) -> None:
+    text = search(6, norm="slow", more="jobs: 2")
+    pid = sweeper.fork(lambda: sweeper.run(text))
+    _until(lambda: len(sweeper.counts("end")) >= 2)
+    kill(pid)
+    outcome = sweeper.run(text)
+    assert outcome.counts.done == 6
+    assert len(sweeper.counts("end")) == 6, "the points that were cut off are run, not replaced"
+    assert set(sweeper.counts("end").values()) == {1}
+    assert set(sweeper.counts("start")) == set(sweeper.counts("end"))
+
+
+def test_two_processes_share_one_search(sweeper: Sweeper) -> None:
+    text = search(10)
+    pids = [sweeper.fork(lambda: sweeper.run(text)) for _ in range(2)]
+    assert [wait(pid) for pid in pids] == [0, 0]
+    assert len(sweeper.counts("end")) == 10
+    assert dict(sweeper.report(text).states) == {"done": 10}
+
+
+def test_trials_below_the_median_are_pruned(sweeper: Sweeper) -> None:
+    """Every trial reports its final value at each step, so the poor ones are known at once."""
+    text = """
+command: train-shapes
+base: {out: "{trial}/run"}
+search:
+  trials: 8
+  metric: result.score
+  direction: maximize
+  seed: 3
+  pruner: {value: val_accuracy, startup_trials: 3}
+  space: {lr: {low: 0.0, high: 1.0}}
+"""
+    outcome = sweeper.run(text)
+    assert outcome.counts.pruned >= 1
+    assert outcome.counts.pruned + outcome.counts.done == 8
+    trials = sweeper.report(text).trials
+    pruned = [1 - abs(t.params["lr"] - 0.5) for t in trials if t.state == "pruned"]
+    done = [t.metrics["score"] for t in trials if t.state == "done"]
+    assert max(pruned) < statistics.median([*done, *pruned])
+    assert sweeper.run(text).ran == 0, "pruned trials are finished"
+    # On a slow machine one may come to its end while it is being ended, but not all of them.
+    assert outcome.counts.done <= len(sweeper.counts("end")) < 8
+
+
+def test_a_result_without_the_metric_fails_and_says_so(sweeper: Sweeper) -> None:
+    text = search(1).replace("result.score", "result.accuracy")
+    assert sweeper.run(text).counts.failed == 1
+
+
+def test_failed_points_of_a_search_can_be_retried(sweeper: Sweeper) -> None:
+    text = search(2, norm="crash")
+    assert sweeper.run(text).counts.failed == 2
+    assert sweeper.run(text).ran == 0
+    again = sweeper.run(text, retry_failed=True)
+    assert (again.ran, again.counts.failed) == (2, 2)
+    assert len(sweeper.report(text).trials) == 2, "the same points"
+
+
+def test_the_half_line_of_a_killed_writer_does_not_spoil_the_journal(sweeper: Sweeper) -> None:
+    sweeper.run(search(2))
+    journal = sweeper.out / "study.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code":4,"worker')
+    assert sweeper.run(search(3)).ran == 1
+    assert sweeper.run(search(3)).ran == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [(b"", b""), (b"a", b""), (b"a\n", b"a\n"), (b"a\nb", b"a\n"), (b"a\n" + b"b" * 9000, b"a\n")],
+)
+def test_a_torn_line_is_cut(sweeper: Sweeper, text: bytes, left: bytes) -> None:
+    file = sweeper.folder / "journal"
+    file.write_bytes(text)
+    cut_torn_line(file)
+    assert file.read_bytes() == left

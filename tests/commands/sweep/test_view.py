@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import io
+import itertools
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from vitcli.commands.sweep import view as sweep
+from vitcli.commands.sweep.analysis import Event
+from vitcli.commands.sweep.figure import figure, kind_of
+from vitcli.commands.sweep.result import Curve, Spread, SweepGroup, SweepReport, SweepTrial
+from vitcli.commands.sweep.study import Counts
+from vitcli.commands.sweep.view import duration, spread_text, sweep_progress
+from vitcli.errors import VitcliError
+
+
+def made(objective: str = "", curve: bool = False, **axes: list[Any]) -> SweepReport:
+    """A report over the product of the axes, two seeds a point; the score is the seed."""
+    trials, groups = [], []
+    for index, point in enumerate(itertools.product(*axes.values())):
+        params = dict(zip(axes, point, strict=True))
+        ids = [f"{index}-{seed}" for seed in (0, 1)]
+        for seed, id in enumerate(ids):
+            path = Curve((0.0, 1.0), (1.0, None)) if curve else None
+            trials.append(
+                SweepTrial(
+                    id, "done", params, {"score": index + seed}, 1.0, 1, "", "", "", "", "", path
+                )
+            )
+        values = [float(index), index + 1.0]
+        spread = Spread(2, statistics.fmean(values), statistics.stdev(values), *values)
+        groups.append(SweepGroup(params, tuple(ids), {"score": spread}, {}, 1.0))
+    keys = tuple(axes)
+    return SweepReport("toy", "What?", "encode", "out", keys, "seed", keys, ("score",), {},
+                       objective, ("x", "y"), tuple(trials), tuple(groups))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("report", "kind"),
+    [
+        (made(norm=["pre", "post"]), "bars"),
+        (made(norm=["pre", "post"], warmup=[0, 0.1], init=["x", "t"]), "bars"),
+        (made(position=["learned", "rope2d", "none"]), "bars"),
+        (made(lr=[1e-4, 1e-3, 1e-2]), "lines"),
+        (made(lr=[1e-4, 1e-3, 1e-2], norm=["pre", "post"]), "lines"),
+        (made(norm=["pre", "post"], warmup=[0, 0.1], lr=[1, 2, 3]), "lines"),
+        (made(a=[1, 2, 3], b=[1, 2, 3, 4]), "heatmap"),
+        (made(a=["x", "y", "z"], b=["u", "v", "w"]), "heatmap"),
+        (made("maximize score", lr=[1, 2, 3]), "search"),
+        (made(curve=True), "curves"),
+    ],
+)
+def test_the_figure_follows_the_shape_of_the_space(report: SweepReport, kind: str) -> None:
+    assert kind_of(report) == kind
+    drawing = figure(report)
+    assert drawing.axes[0].get_title() == "What?"
+
+
+def test_bars_stand_at_the_means_with_the_spread() -> None:
+    axes = figure(made(norm=["pre", "post"])).axes[0]
+    heights = [patch.get_height() for patch in axes.patches]
+    assert heights == [0.5, 1.5]
+    # A dot for each trial, on its own bar.
+    dots = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."]
+    assert dots == [[0, 1], [1, 2]]
+
+
+def test_an_axis_of_few_numbers_has_its_ticks_there() -> None:
+    axes = figure(made(registers=[0, 1, 4])).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "4"]
+
+
+def test_lines_go_through_the_means_in_the_order_of_the_axis() -> None:
+    axes = figure(made(lr=[1e-1, 1e-3, 1e-2])).axes[0]
+    line = axes.lines[0]
+    assert list(line.get_xdata()) == [1e-3, 1e-2, 1e-1]
+    assert list(line.get_ydata()) == [1.5, 2.5, 0.5]
+    assert axes.get_xscale() == "log"
+
+
+def test_a_heatmap_puts_each_mean_into_its_cell() -> None:
+    axes = figure(made(a=[2, 1, 3], b=["u", "v", "w"])).axes[0]
+    cells = axes.images[0].get_array().tolist()
+    assert cells == [[3.5, 4.5, 5.5], [0.5, 1.5, 2.5], [6.5, 7.5, 8.5]]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["1", "2", "3"]
+
+
+def test_a_search_shows_the_best_so_far() -> None:
+    axes = figure(made("minimize score", lr=[1, 2, 3])).axes[0]
+    assert list(axes.lines[1].get_ydata()) == [0, 0, 0, 0, 0, 0]
+
+
+WORDS = {
+    "init": ["xavier_uniform", "trunc_normal"],
+    "position": ["learned", "sincos2d", "rope2d", "alibi2d", "none"],
+    "pool": ["cls", "mean", "cls+mean"],
+    "norm": ["pre", "post"],
+}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        made(init=["xavier_uniform", "trunc_normal"], norm=["pre", "post"], warmup=[0, 0.1]),
+        made(**WORDS),
+        made(lr=[1e-4, 1e-3, 1e-2], norm=["pre", "post"], pool=["cls", "mean", "map", "none"]),
+        made(norm=list("abcdefghijklmnopqrstuvwxyz"), pool=["cls", "mean"]),
+        made("maximize score", lr=[1, 2, 3]),
+    ],
+)
+def test_no_legend_covers_the_data_and_no_label_another(report: SweepReport) -> None:
+    drawing = figure(report)
+    drawing.draw_without_rendering()
+    axes = drawing.axes[0]
+    boxes = [legend.get_window_extent() for legend in drawing.legends]
+    assert boxes and axes.get_legend() is None
+    assert not any(box.overlaps(axes.get_window_extent()) for box in boxes)
+    for box in boxes:
+        assert drawing.bbox.x0 <= box.x0 and box.x1 <= drawing.bbox.x1
+    labels = [label for label in axes.get_xticklabels() if label.get_text()]
+    if kind_of(report) == "bars" and labels[0].get_rotation() in (0, 90):
+        spans = [label.get_window_extent() for label in labels]
+        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(spans))
+
+
+def test_a_crowded_heatmap_shows_colours_alone() -> None:
+    small, large = (figure(made(a=list(range(n)), b=list(range(n)))).axes[0] for n in (4, 12))
+    assert len(small.texts) == 16
+    assert len(large.texts) == 0
+
+
+def test_an_axis_of_one_value_is_not_told() -> None:
+    bars = figure(made(norm=["pre", "post"], **{"encoder.heads": [3]}))
+    assert not bars.legends and bars.axes[0].get_xlabel() == "norm"
+    lines = figure(made(lr=[1, 2, 3], norm=["pre", "post"], pool=["cls"]))
+    assert [t.get_text() for t in lines.legends[0].get_texts()] == ["norm pre", "norm post"]
+    curves = figure(made(curve=True, norm=["pre", "post"], pool=["cls"]), kind="curves")
+    assert [t.get_text() for t in curves.legends[0].get_texts()] == ["norm pre", "norm post"]
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    with pytest.raises(VitcliError, match="no finished trial"):
+        figure(made(norm=["pre"]), "accuracy")
+    with pytest.raises(VitcliError, match="two axes"):
+        figure(made(norm=["pre"]), kind="heatmap")
+    with pytest.raises(VitcliError, match="unknown"):
+        figure(made(norm=["pre"]), kind="pie")
+    with pytest.raises(VitcliError, match="axis of numbers"):
+        figure(made(norm=["pre"]), kind="lines")
+
+
+@pytest.mark.parametrize(
+    ("spread", "text"),
+    [
+        (Spread(3, 0.97123, 0.00312, 0, 1), "0.9712 ± 0.0031"),
+        (Spread(3, 0.5, 0.25, 0, 1), "0.50 ± 0.25"),
+        (Spread(3, 1234.5, 56.0, 0, 1), "1234 ± 56"),
+        (Spread(3, 2.0, 0.0, 2, 2), "2 ± 0"),
+        (Spread(3, 691876.0, 0.0, 691876, 691876), "691,876 ± 0"),
+        (Spread(1, 0.25, None, 0, 1), "0.25"),
+        (Spread(3, 2.1234e8, 3.1e6, 0, 1), "212.3M ± 3.1M"),
+        (Spread(1, 123456.0, None, 0, 1), "123.5k"),
+    ],
+)
+def test_a_mean_has_the_digits_that_its_spread_allows(spread: Spread, text: str) -> None:
+    assert spread_text(spread) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.314, "0.31 s"),
+        (9.97, "10 s"),
+        (59.7, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("columns", "last"), [(200, "trials"), (56, "time"), (46, "n")])
+def test_a_narrow_terminal_leaves_out_facts_before_it_breaks_words(
+    monkeypatch: pytest.MonkeyPatch, columns: int, last: str
+) -> None:
+    console = Console(width=columns)
+    monkeypatch.setattr(sweep, "stream", lambda: console)
+    report = made(init=["xavier_uniform", "trunc_normal"], norm=["pre", "post"])
+    grid = next(part for part in sweep.tables(report) if isinstance(part, Table))
+    assert grid.columns[-1].header == last
+    with console.capture() as capture:
+        console.print(grid)
+    assert "xavier_uniform" in capture.get() and "0.50 ± 0.71" in capture.get()
+
+
+def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: the line is taken away, the note written, the line drawn again."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with sweep_progress(2) as tell:
+        tell(Event(Counts(done=1, running=1, failed=0, pruned=0, total=2), 3.0))
+        tell(Event(Counts(done=1, running=0, failed=1, pruned=0, total=2), None, "it broke"))
+    before, _, _ = screen.getvalue().partition("it broke")
+    last = before.rpartition("note:")[0].rpartition("running")[2]
+    assert "\x1b[2K" in last  # erases the line
+
+
+def test_a_figure_is_a_file(tmp_path: Path) -> None:
+    from vitcli.ui.figures import save_figure
+
+    save_figure(figure(made(norm=["pre", "post"], warmup=[0, 0.1])), tmp_path / "a.svg")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()

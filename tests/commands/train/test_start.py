@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.commands.train.runs import request, run
+from tests.conftest import randomise, tiny_config
+from vitcli.build import build_encoder
+from vitcli.commands.train import analysis as train
+from vitcli.commands.train.start import start_encoder, with_classifier
+from vitcli.config.load import Setting
+from vitcli.config.request import ModelRequest
+from vitcli.config.training import LoraConfig, TrainConfig
+from vitcli.errors import VitcliError
+from vitcli.model import load_model
+from vitcli.nn.positions import LearnedPosition
+
+
+def source_for(**changes: object):  # type: ignore[no-untyped-def]
+    encoder = build_encoder(tiny_config(head="linear", head_dim=7, **changes))
+    randomise(encoder)
+    return encoder
+
+
+def test_fine_tuning_takes_all_but_the_classifier() -> None:
+    source, config = source_for(), with_classifier(tiny_config(), 4)
+    encoder = start_encoder(config, TrainConfig(), source)
+    given = source.state_dict()
+    for name, tensor in encoder.state_dict().items():
+        assert name.startswith("head.") or torch.equal(tensor, given[name])
+    assert encoder.state_dict()["head.linear.weight"].shape == (4, 24)
+    images = torch.rand(2, 3, 24, 32)
+    assert torch.equal(encoder(images).tokens, source.eval()(images).tokens)
+
+
+def test_positions_are_resized_to_the_new_grid() -> None:
+    """The tokens are those that the source gives at the new size, where it resizes as it runs."""
+    source = source_for(registers=1)
+    config = with_classifier(tiny_config(registers=1, image_size=(40, 48)), 4)
+    encoder = start_encoder(config, TrainConfig(), source)
+    position = encoder.front_end.position
+    assert isinstance(position, LearnedPosition) and position.grid == (5, 6)
+    images = torch.rand(2, 3, 40, 48)
+    assert torch.allclose(encoder(images).tokens, source(images).tokens, atol=1e-6)
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(VitcliError, match=r"misses front_end\.prefix\.registers"):
+        start_encoder(with_classifier(tiny_config(registers=2), 4), TrainConfig(), source_for())
+    with pytest.raises(VitcliError, match="differs in"):
+        start_encoder(with_classifier(tiny_config(mlp_hidden=48), 4), TrainConfig(), source_for())
+
+
+def test_adapters_keep_a_classifier_that_fits() -> None:
+    source = source_for()
+    config = with_classifier(tiny_config(), 7)
+    lora = LoraConfig(heads=("1:0",))
+    kept = start_encoder(config, TrainConfig(lora=lora), source)
+    assert torch.equal(kept.state_dict()["head.linear.weight"], source.head.linear.weight)
+    assert not kept.head.linear.weight.requires_grad
+    free = LoraConfig(heads=("1:0",), train_head=True)
+    freed = start_encoder(config, TrainConfig(lora=free), source)
+    assert torch.equal(freed.head.linear.weight, source.head.linear.weight)
+    assert freed.head.linear.weight.requires_grad
+
+
+def test_a_classifier_needs_a_pooled_vector() -> None:
+    with pytest.raises(VitcliError, match="pooled"):
+        with_classifier(tiny_config(pooling="none"), 4)
+
+
+def test_adapters_on_no_such_head_are_refused() -> None:
+    train = TrainConfig(lora=LoraConfig(heads=("9:0",)))
+    with pytest.raises(VitcliError, match="no layer 9"):
+        start_encoder(with_classifier(tiny_config(), 4), train)
+
+
+def test_a_run_directory_is_a_weights_source(tmp_path: Path) -> None:
+    """The model that another command loads answers as the run's own, bit for bit."""
+    run(tmp_path / "run", train__ema=0.5, encoder__registers=1, train__lr=0.01)
+    loaded = load_model(ModelRequest(weights=str(tmp_path / "run"), device="cpu"))
+    assert loaded.config.encoder.registers == 1 and loaded.config.encoder.head_dim == 4
+    averaged = load_file(tmp_path / "run" / "snapshots" / "step-000000008" / "ema.safetensors")
+    for name, tensor in loaded.encoder.state_dict().items():
+        assert torch.equal(tensor, averaged[name])
+
+
+def test_adapters_start_from_a_run_and_change_one_head_alone(tmp_path: Path) -> None:
+    base = run(tmp_path / "run", train__lr=0.01)
+    weights = str(tmp_path / "run")
+    asked = dataclasses.replace(
+        request(tmp_path / "lora", train__lora__heads=["1:0"], train__lr=1e-12),
+        model=ModelRequest(weights=weights, device="cpu"),
+    )
+    asked = dataclasses.replace(
+        asked, settings=(*asked.settings, Setting(("train", "weights"), weights, "--weights"))
+    )
+    source = train.source_of(asked)
+    result = train.train_shapes(asked, train.shapes_config(asked, source), source)
+    # At no learning rate to speak of it is the base model, its classifier included.
+    assert result.result.val_loss == pytest.approx(base.result.val_loss, rel=1e-6)
+    resumed = dataclasses.replace(asked, resume=True)
+    again = train.train_shapes(resumed, train.shapes_config(resumed, source), source)
+    assert again.result.val_loss == result.result.val_loss

@@ -1,1 +1,0 @@
-"""One file a command: config in, result out. Nothing here prints."""

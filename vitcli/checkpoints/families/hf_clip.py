@@ -1,0 +1,155 @@
+"""CLIP's and SigLIP's vision towers as transformers stores them, alone or in the whole model."""
+
+from __future__ import annotations
+
+from vitcli.checkpoints.families.hugging_face import (
+    IGNORED,
+    LIBRARY,
+    SETTINGS,
+    TABLE_IN_MODEL_DTYPE,
+    TINY,
+)
+from vitcli.checkpoints.family import Family, Renames, To, Variant
+from vitcli.checkpoints.operations import conv_from_linear, fused, last_two_thirds, rows, third
+
+BLOCK = "encoder.layers.{i}."
+BLOCKS: Renames = {
+    "vit.blocks.{i}.norm1": BLOCK + "layer_norm1",
+    "vit.blocks.{i}.attention.qkv": fused(*(f"{BLOCK}self_attn.{part}_proj" for part in "qkv")),
+    "vit.blocks.{i}.attention.proj": BLOCK + "self_attn.out_proj",
+    "vit.blocks.{i}.norm2": BLOCK + "layer_norm2",
+    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
+    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
+}
+TEXT_HALF = (
+    r"text_model\..*",
+    r"text_projection\.weight",
+    r"logit_(scale|bias)",
+    r"(text_model\.)?embeddings\.position_ids",
+)
+"""What a whole CLIP or SigLIP model has beside its vision tower; position_ids is an old buffer."""
+
+
+def _head_of(architectures: list[str]) -> str:
+    """A file that lost its projection must not pass for a model without one."""
+    projects = {"CLIPModel", "CLIPVisionModelWithProjection"} & set(architectures)
+    return "projection" if projects else "none"
+
+
+CLIP = Family(
+    name="hf-clip",
+    library=LIBRARY,
+    verified=TINY,
+    model_types=("clip", "clip_vision_model"),
+    signature=("pre_layrnorm.weight", BLOCK + "self_attn.q_proj.weight"),  # spelled so
+    prefixes=("", "vision_model."),
+    renames={
+        "front_end.projection": "embeddings.patch_embedding",
+        "front_end.prefix.cls": rows("embeddings.class_embedding"),
+        "front_end.position.table": "embeddings.position_embedding.weight",
+        "front_end.norm": "pre_layrnorm",
+        **BLOCKS,
+        "pool_norm": "post_layernorm",
+        "head.linear": "visual_projection",
+    },
+    drops=TEXT_HALF,
+    settings={
+        **SETTINGS,
+        "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read),
+        "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="quick_gelu"),
+        "intermediate_size": To("mlp_hidden"),
+        "layer_norm_eps": To("norm_eps", float, default=1e-5),
+        "architectures": To("head", _head_of),
+    },
+    ignored=(*IGNORED, "projection_dim"),
+    # The pooled vector is LN(CLS); the tokens themselves get no final norm.
+    fixed={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
+    variants=(
+        Variant(when=("visual_projection",), settings={"head": "projection"}),
+        Variant(when=("logit_scale",), settings={"head": "projection"}),  # a whole CLIP has one
+        # CLIPForImageClassification reads the mean of the patches, without a norm.
+        Variant(
+            when=("classifier",),
+            settings={"pooling": "mean", "head": "linear"},
+            renames={"pool_norm": None, "head.linear": "classifier"},
+            drops=(r"post_layernorm\.(weight|bias)", r"visual_projection\.weight"),
+        ),
+    ),
+)
+
+PROBE = "head.attention.in_proj_"
+MAP: Renames = {
+    "pooling.probe": rows("head.probe"),
+    "pooling.q.weight": third(0, PROBE + "weight"),
+    "pooling.q.bias": third(0, PROBE + "bias"),
+    "pooling.kv.weight": last_two_thirds(PROBE + "weight"),
+    "pooling.kv.bias": last_two_thirds(PROBE + "bias"),
+    "pooling.proj": "head.attention.out_proj",
+    "pooling.norm": "head.layernorm",
+    "pooling.feed_forward.fc1": "head.mlp.fc1",
+    "pooling.feed_forward.fc2": "head.mlp.fc2",
+}
+SIGLIP = Family(
+    name="hf-siglip",
+    library=LIBRARY,
+    verified=TINY + "; also SigLIP 2 of fixed resolution",
+    model_types=("siglip", "siglip_vision_model"),
+    signature=("post_layernorm.weight", BLOCK + "self_attn.q_proj.weight"),
+    absent=("embeddings.class_embedding", "pre_layrnorm.weight"),
+    prefixes=("vision_model.", ""),
+    renames={
+        "front_end.projection": "embeddings.patch_embedding",
+        "front_end.position.table": "embeddings.position_embedding.weight",
+        **BLOCKS,
+        "vit.norm": "post_layernorm",
+        **MAP,
+    },
+    drops=TEXT_HALF,
+    settings={
+        **SETTINGS,
+        "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
+        "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="gelu_tanh"),
+        "intermediate_size": To("mlp_hidden"),
+        "layer_norm_eps": To("norm_eps", float, default=1e-6),
+    },
+    ignored=(*IGNORED, "vision_use_head", "num_image_tokens", "projection_dim"),
+    fixed=TABLE_IN_MODEL_DTYPE,
+    variants=(
+        Variant(unless=("head.probe", "classifier"), settings={"pooling": "none"}),
+        # SiglipForImageClassification reads the mean of all tokens and leaves the head unused.
+        Variant(
+            when=("classifier",),
+            settings={"pooling": "mean", "head": "linear"},
+            renames={**dict.fromkeys(MAP), "head.linear": "classifier"},
+            drops=(r"head\..*",),
+        ),
+    ),
+)
+
+SIGLIP2 = Family(
+    name="hf-siglip2-naflex",
+    library=LIBRARY,
+    verified=TINY + "; images of one size, without padding",
+    model_types=("siglip2", "siglip2_vision_model"),
+    signature=SIGLIP.signature,
+    absent=SIGLIP.absent,
+    prefixes=SIGLIP.prefixes,
+    renames={
+        **{ours: rule for ours, rule in SIGLIP.renames.items() if ours != "front_end.projection"},
+        "front_end.projection.weight": conv_from_linear("embeddings.patch_embedding.weight"),
+        "front_end.projection.bias": "embeddings.patch_embedding.bias",
+    },
+    drops=TEXT_HALF,
+    settings={
+        **{key: to for key, to in SIGLIP.settings.items() if key != "image_size"},
+        "num_patches": To(None),  # the table's length tells it
+    },
+    ignored=SIGLIP.ignored,
+    fixed={
+        "position_table.resize": "bilinear_antialias",
+        "position_table.resize_dtype": "float32",
+    },
+    variants=SIGLIP.variants,
+)
+FAMILIES = (CLIP, SIGLIP, SIGLIP2)

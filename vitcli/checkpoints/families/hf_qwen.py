@@ -1,0 +1,143 @@
+"""The vision towers of Qwen2-VL and Qwen2.5-VL as transformers stores them, on still images.
+
+Tokens stay in raster order here; the library keeps them cell by cell (and window by window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitcli.checkpoints.families.hugging_face import (
+    ACTIVATIONS,
+    IGNORED,
+    LIBRARY,
+    SETTINGS,
+    TINY,
+    side,
+)
+from vitcli.checkpoints.family import Family, Renames, To, only
+from vitcli.checkpoints.operations import fused, summed_over_frames
+
+BLOCK = "blocks.{i}."
+RENAMES: Renames = {
+    "front_end.projection.weight": summed_over_frames("patch_embed.proj.weight"),
+    "vit.blocks.{i}.norm1": BLOCK + "norm1",
+    "vit.blocks.{i}.attention.qkv": BLOCK + "attn.qkv",
+    "vit.blocks.{i}.attention.proj": BLOCK + "attn.proj",
+    "vit.blocks.{i}.norm2": BLOCK + "norm2",
+    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
+    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
+    "head.norm": "merger.ln_q",
+    "head.fc1": "merger.mlp.0",
+    "head.fc2": "merger.mlp.2",
+}
+PREFIXES = ("", "visual.", "model.visual.")
+DROPS = (
+    r"rotary_pos_emb\.inv_freq",
+    r"model\.(embed_tokens|layers|norm|language_model)\..*",
+    r"lm_head\..*",
+)
+
+
+def _theta(value: Mapping[str, Any]) -> float:
+    if value.get("rope_type", "axial") != "axial" or set(value) - {"rope_type", "rope_theta"}:
+        raise ValueError("axial, with rope_theta alone")
+    return float(value["rope_theta"])
+
+
+SHARED = {
+    **SETTINGS,
+    "patch_size": To("patch_size", side),
+    "depth": To("depth"),
+    "num_heads": To("heads", default=16),
+    "in_channels": To("channels"),
+    "in_chans": To("channels"),
+    "spatial_patch_size": To("patch_size", side),
+    "spatial_merge_size": only(2),
+    "rope_parameters": To("rope.theta", _theta),
+}
+IGNORED_HERE = (*IGNORED, "temporal_patch_size", "tokens_per_second")
+
+
+def _nominal_size(found: Mapping[str, Any]) -> tuple[int, int]:
+    """These towers take any size; 16x16 patches stand for it where one is needed."""
+    return 16 * found["patch_size"], 16 * found["patch_size"]
+
+
+def _window(found: Mapping[str, Any]) -> int:
+    """The side of a window in patches: whole merged cells that fit its pixels."""
+    return int(found["_window_px"]) // 2 // int(found["patch_size"]) * 2
+
+
+def _full_blocks(found: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(block for block in found["_full_blocks"] if block < found["depth"])
+
+
+def _theta_of_old_configs(_: Mapping[str, Any]) -> float:
+    return 10000.0  # transformers 4 had it in its code, so its configs do not say it
+
+
+FIXED = {
+    "patch_bias": False,
+    "rope.theta": _theta_of_old_configs,
+    "position": "rope2d",
+    "rope.coordinates": "index",
+    "rope.layout": "half",
+    "norm_eps": 1e-6,
+    "pooling": "none",
+    "head": "merger",
+    "image_size": _nominal_size,
+}
+QWEN2 = Family(
+    name="hf-qwen2-vl",
+    library=LIBRARY,
+    verified=TINY + "; tokens compared in raster order",
+    model_types=("qwen2_vl", "qwen2_vl_vision"),
+    signature=("merger.ln_q.bias", BLOCK + "attn.qkv.weight"),
+    absent=(BLOCK + "mlp.gate_proj.weight",),
+    prefixes=PREFIXES,
+    renames=RENAMES,
+    drops=DROPS,
+    settings={
+        **SHARED,
+        "embed_dim": To("hidden"),
+        "hidden_size": To("head_dim"),
+        "hidden_act": To("activation", ACTIVATIONS, default="quick_gelu"),
+    },
+    ignored=(*IGNORED_HERE, "mlp_ratio"),
+    fixed=FIXED,
+    needs=("heads", "activation"),
+)
+QWEN2_5 = Family(
+    name="hf-qwen2.5-vl",
+    library=LIBRARY,
+    verified=TINY + "; tokens compared in raster order",
+    model_types=("qwen2_5_vl", "qwen2_5_vl_vision"),
+    signature=("merger.ln_q.weight", BLOCK + "mlp.gate_proj.weight"),
+    absent=("merger.ln_q.bias",),
+    prefixes=PREFIXES,
+    renames={
+        **RENAMES,
+        "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.gate_proj", BLOCK + "mlp.up_proj"),
+        "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.down_proj",
+    },
+    drops=DROPS,
+    settings={
+        **SHARED,
+        "out_hidden_size": To("head_dim"),
+        "intermediate_size": To("mlp_hidden"),
+        "hidden_act": To("activation", ACTIVATIONS, default="silu"),
+        "window_size": To("_window_px", default=112),
+        "fullatt_block_indexes": To("_full_blocks", tuple, default=(7, 15, 23, 31)),
+    },
+    ignored=IGNORED_HERE,
+    fixed={
+        **FIXED,
+        "attention.mask": "window",
+        "attention.window": _window,
+        "attention.full_blocks": _full_blocks,
+    },
+    needs=("heads", "activation", "attention.window", "attention.full_blocks"),
+)
+FAMILIES = (QWEN2, QWEN2_5)

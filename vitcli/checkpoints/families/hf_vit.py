@@ -1,0 +1,150 @@
+"""ViT, DeiT, ViT-MAE and I-JEPA as transformers stores them: one naming, four models."""
+
+from __future__ import annotations
+
+from vitcli.checkpoints.families.hugging_face import (
+    IGNORED,
+    LIBRARY,
+    TABLE_IN_MODEL_DTYPE,
+    TINY,
+    VIT_SETTINGS,
+)
+from vitcli.checkpoints.family import Family, Renames, Variant
+from vitcli.checkpoints.operations import fused, rows
+
+# transformers 5 has other names in memory than in its files; the tables use those of the files.
+ALIASES = (
+    (r"^layers\.(\d+)\.attention\.q_proj\.", r"encoder.layer.\1.attention.attention.query."),
+    (r"^layers\.(\d+)\.attention\.k_proj\.", r"encoder.layer.\1.attention.attention.key."),
+    (r"^layers\.(\d+)\.attention\.v_proj\.", r"encoder.layer.\1.attention.attention.value."),
+    (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
+    (r"^layers\.(\d+)\.", r"encoder.layer.\1."),
+)
+BLOCK = "encoder.layer.{i}."
+RENAMES: Renames = {
+    "front_end.projection": "embeddings.patch_embeddings.projection",
+    "front_end.position.table": rows("embeddings.position_embeddings"),
+    "vit.blocks.{i}.norm1": BLOCK + "layernorm_before",
+    "vit.blocks.{i}.attention.qkv": fused(
+        BLOCK + "attention.attention.query",
+        BLOCK + "attention.attention.key",
+        BLOCK + "attention.attention.value",
+    ),
+    "vit.blocks.{i}.attention.proj": BLOCK + "attention.output.dense",
+    "vit.blocks.{i}.norm2": BLOCK + "layernorm_after",
+    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "intermediate.dense",
+    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "output.dense",
+    "vit.norm": "layernorm",
+}
+CLS: Renames = {"front_end.prefix.cls": rows("embeddings.cls_token")}
+MASK_TOKEN = r"embeddings\.mask_token"
+SIGNATURE = (BLOCK + "layernorm_before.weight", BLOCK + "attention.attention.query.weight")
+TASK_IGNORED = (*IGNORED, "encoder_stride", "pooler_output_size")
+
+CLASSIFIER = Variant(
+    when=("classifier",),
+    settings={"head": "linear"},
+    renames={"head.linear": "classifier"},
+    drops=(r"pooler\.dense\.(weight|bias)",),
+)
+POOLER = Variant(
+    when=("pooler.dense",),
+    unless=("classifier", "cls_classifier"),
+    settings={"head": "tanh", "head_dim": None},
+    renames={"head.linear": "pooler.dense"},
+)
+
+VIT = Family(
+    name="hf-vit",
+    library=LIBRARY,
+    verified=TINY,
+    model_types=("vit",),
+    signature=(*SIGNATURE, "embeddings.cls_token"),
+    absent=("embeddings.distillation_token", "decoder.mask_token"),
+    told_by=("position", "learned"),
+    prefixes=("", "vit."),
+    aliases=ALIASES,
+    renames={**RENAMES, **CLS},
+    # ViTForMaskedImageModeling brings a mask token and a decoder.
+    drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
+    settings=VIT_SETTINGS,
+    ignored=TASK_IGNORED,
+    fixed={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    variants=(CLASSIFIER, POOLER),
+)
+DEIT = Family(
+    name="hf-deit",
+    library=LIBRARY,
+    verified=TINY,
+    model_types=("deit",),
+    signature=(*SIGNATURE, "embeddings.cls_token", "embeddings.distillation_token"),
+    prefixes=("", "deit."),
+    aliases=ALIASES,
+    renames={
+        **RENAMES,
+        **CLS,
+        "front_end.prefix.dist": rows("embeddings.distillation_token"),
+    },
+    drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
+    settings=VIT_SETTINGS,
+    ignored=TASK_IGNORED,
+    fixed={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    variants=(
+        CLASSIFIER,
+        POOLER,
+        Variant(
+            when=("cls_classifier", "distillation_classifier"),
+            settings={"head": "distilled"},
+            renames={"head.cls": "cls_classifier", "head.dist": "distillation_classifier"},
+        ),
+    ),
+)
+MAE = Family(
+    name="hf-mae",
+    library=LIBRARY,
+    verified=TINY + "; without masking and shuffling",
+    model_types=("vit_mae",),
+    signature=(*SIGNATURE, "embeddings.cls_token"),
+    absent=("embeddings.distillation_token", "pooler.dense", "classifier"),
+    told_by=("position", "sincos2d"),
+    prefixes=("", "vit."),
+    aliases=ALIASES,
+    renames={**RENAMES, **CLS},
+    drops=(r"decoder\..*", MASK_TOKEN),
+    settings=VIT_SETTINGS,
+    ignored=(
+        *IGNORED,
+        "decoder_hidden_size",
+        "decoder_intermediate_size",
+        "decoder_num_attention_heads",
+        "decoder_num_hidden_layers",
+        "mask_ratio",
+        "norm_pix_loss",
+    ),
+    fixed={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
+)
+IJEPA = Family(
+    name="hf-ijepa",
+    library=LIBRARY,
+    verified=TINY,
+    model_types=("ijepa",),
+    signature=SIGNATURE,
+    absent=("embeddings.cls_token",),
+    prefixes=("", "ijepa."),
+    aliases=ALIASES,
+    renames=RENAMES,
+    drops=(MASK_TOKEN,),
+    settings=VIT_SETTINGS,
+    ignored=TASK_IGNORED,
+    fixed={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
+    variants=(
+        Variant(
+            when=("classifier",),
+            settings={"pooling": "mean", "head": "linear"},
+            renames={"head.linear": "classifier"},
+        ),
+    ),
+)
+FAMILIES = (VIT, DEIT, MAE, IJEPA)

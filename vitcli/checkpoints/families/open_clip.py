@@ -1,0 +1,270 @@
+"""CLIP's vision tower as OpenAI and OpenCLIP store it, the latter also around a timm model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from vitcli.checkpoints.families import timm, timm_eva, timm_vit
+from vitcli.checkpoints.families.hugging_face import side, size
+from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.family import Family, Renames, To, Variant, only
+from vitcli.checkpoints.operations import rows, transposed
+from vitcli.checkpoints.processors.values import CLIP
+from vitcli.config.schema import EncoderConfig, PreprocessConfig
+
+CONFIG = "open_clip_config.json"
+TEXT_HALF = (
+    r"text\..*",
+    r"transformer\.resblocks\..*",
+    r"token_embedding\.weight",
+    r"positional_embedding",
+    r"ln_final\.(weight|bias)",
+    r"text_projection(\.(weight|bias))?",
+    r"logit_(scale|bias)",
+    r"attn_mask",
+)
+FIXED = {
+    "patch_bias": False,
+    "position": "learned",
+    "position_table.resize": "bicubic_antialias",
+    "position_table.resize_dtype": "model",
+}
+UNDER_A_TOWER = ("custom_text", "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale")
+
+
+def _block(root: str) -> str:
+    return root + "transformer.resblocks.{i}."
+
+
+def _renames(root: str) -> Renames:
+    block = _block(root)
+    return {
+        "front_end.projection": root + "conv1",
+        "front_end.prefix.cls": rows(root + "class_embedding"),
+        "front_end.position.table": root + "positional_embedding",
+        "front_end.norm": root + "ln_pre",
+        "vit.blocks.{i}.norm1": block + "ln_1",
+        "vit.blocks.{i}.attention.qkv.weight": block + "attn.in_proj_weight",
+        "vit.blocks.{i}.attention.qkv.bias": block + "attn.in_proj_bias",
+        "vit.blocks.{i}.attention.proj": block + "attn.out_proj",
+        "vit.blocks.{i}.scale1.gamma": block + "ls_1.gamma",
+        "vit.blocks.{i}.norm2": block + "ln_2",
+        "vit.blocks.{i}.feed_forward.fc1": block + "mlp.c_fc",
+        "vit.blocks.{i}.feed_forward.fc2": block + "mlp.c_proj",
+        "vit.blocks.{i}.scale2.gamma": block + "ls_2.gamma",
+        # The same norm stands before or after pooling; the config says where.
+        "vit.norm": root + "ln_post",
+        "pool_norm": root + "ln_post",
+        "head.linear.weight": transposed(root + "proj"),
+    }
+
+
+def _heads(told: Mapping[str, Any]) -> int:
+    return int(told["hidden"]) // int(told["_head_width"])
+
+
+def _activation(told: Mapping[str, Any]) -> str:
+    return "quick_gelu" if told["_quick_gelu"] else str(told["_gelu"])
+
+
+def _gelu(kwargs: Any) -> str:
+    """nn.GELU's arguments."""
+    return {"none": "gelu", "tanh": "gelu_tanh"}[dict(kwargs or {}).get("approximate", "none")]
+
+
+def _eps(kwargs: Any) -> float:
+    """nn.LayerNorm's arguments."""
+    (eps,) = ({"eps": 1e-5} | dict(kwargs or {})).values()
+    return float(eps)
+
+
+def _model_and_vision(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    model = dict(config["model_cfg"])
+    vision = dict(model.pop("vision_cfg"))
+    for other in ("text_cfg", "multimodal_cfg"):
+        model.pop(other, None)
+    return model, vision
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    model, vision = _model_and_vision(config)
+    if vision.get("quick_gelu") or (model.get("quick_gelu") and vision.get("act_kwargs")):
+        raise ValueError("QuickGELU takes no act_kwargs")
+    return model | vision
+
+
+def _tower(name: str, root: str) -> Family:
+    return Family(
+        name=name,
+        library="open_clip",
+        verified="tiny random models, from files with and without config",
+        signature=(
+            root + "class_embedding",
+            root + "conv1.weight",
+            _block(root) + "attn.in_proj_weight",
+        ),
+        absent=("input_resolution",),
+        renames=_renames(root),
+        drops=TEXT_HALF if root else (),
+        settings={
+            "embed_dim": To("head_dim", int),
+            "layers": To("depth", int, default=12),
+            "width": To("hidden", default=768),
+            "head_width": To("_head_width", int, default=64),
+            "patch_size": To("patch_size", side, default=16),
+            "image_size": To("image_size", size, default=(224, 224)),
+            "quick_gelu": To("_quick_gelu", bool, default=False),
+            "act_kwargs": To("_gelu", _gelu, default="gelu"),
+            "norm_kwargs": To("norm_eps", _eps, default=1e-5),
+            "no_ln_pre": To("ln_pre", {True: False, False: True}),
+            "pool_type": To("pooling", {"tok": "cls", "avg": "mean"}, default="cls"),
+            "final_ln_after_pool": To("_ln_after_pool", bool, default=False),
+            "attentional_pool": only(False),
+            "block_type": only("default"),
+        },
+        ignored=(
+            *UNDER_A_TOWER,
+            "attn_pooler_heads",
+            "attn_pooler_queries",
+            "ls_init_value",
+            "mlp_ratio",
+            "output_tokens",
+            "patch_dropout",
+            "pos_embed_type",
+            "timm_drop",
+            "timm_drop_path",
+            "timm_model_pretrained",
+            "timm_pool",
+            "timm_proj",
+            "timm_proj_bias",
+        ),
+        fixed={
+            **FIXED,
+            "head": "projection",
+            "heads": _heads,
+            "activation": _activation,
+            "pool_norm": lambda told: told["_ln_after_pool"],
+            "final_norm": lambda told: not told["pool_norm"],
+        },
+        needs=("heads", "norm_eps", "activation", "pooling", "pool_norm"),
+        flatten=_flat,
+        config_file=CONFIG,
+    )
+
+
+def _openai_preprocess(encoder: EncoderConfig) -> PreprocessConfig:
+    return PreprocessConfig(
+        resize="shortest",
+        resize_size=encoder.image_size,
+        filter="bicubic",
+        crop_size=encoder.image_size,
+        crop_rounding="round",
+        mean=CLIP["mean"],
+        std=CLIP["std"],
+    )
+
+
+# The scalars are those of OpenAI's archives, whose code knows one head width and one activation,
+# and reads LN(CLS); it takes no other image size, so the resize is OpenCLIP's.
+OPENAI = replace(
+    _tower("openai-clip", "visual."),
+    library="openai clip",
+    verified="tiny random models of open_clip under OpenAI's names",
+    signature=("input_resolution", "visual.class_embedding", "visual.conv1.weight"),
+    absent=(),
+    drops=(*TEXT_HALF, "input_resolution", "context_length", "vocab_size"),
+    settings={},
+    ignored=(),
+    flatten=None,
+    config_file="",
+    fixed={
+        **FIXED,
+        "head": "projection",
+        "heads": lambda told: told["hidden"] // 64,
+        "norm_eps": 1e-5,
+        "activation": "quick_gelu",
+        "pooling": "cls",
+        "pool_norm": True,
+        "final_norm": False,
+    },
+    needs=(),
+    preprocess=_openai_preprocess,
+)
+
+
+def _timm_flat(
+    architectures: Mapping[str, Mapping[str, Any]],
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    flatten = timm.flattened(architectures)
+
+    def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+        model, vision = _model_and_vision(config)
+        pool, projection = vision.get("timm_pool", "avg"), vision.get("timm_proj", "linear")
+        # With a projection of its own, OpenCLIP leaves the model's pooling where it names none.
+        own = {} if projection in ("linear", "mlp") and not pool else {"global_pool": pool}
+        # OpenCLIP projects, unless the model's own classifier does; "none" leaves both out.
+        width = {} if projection == "none" else {"embed_dim": model["embed_dim"]}
+        head = {"linear": "projection", "none": "none"}.get(projection or "", "linear")
+        if projection == "linear" and vision.get("timm_proj_bias"):
+            head = "linear"
+        if projection == "mlp":
+            raise ValueError("timm_proj 'mlp'")
+        read = {"architecture": vision.pop("timm_model_name"), "model_args": own}
+        model.pop("embed_dim")
+        about = {"head": head, **width}
+        return {
+            **model,
+            **vision,
+            **flatten(read),
+            **{f"open_clip.{k}": v for k, v in about.items()},
+        }
+
+    return flat
+
+
+def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, Any]]) -> Family:
+    return replace(
+        family,
+        name=name,
+        library="open_clip",
+        verified="tiny random models, from files with config",
+        prefixes=("visual.trunk.",),
+        drops=TEXT_HALF,
+        settings={
+            **family.settings,
+            "open_clip.head": To("head"),
+            "open_clip.embed_dim": To("head_dim", int),
+        },
+        ignored=(
+            *family.ignored,
+            *UNDER_A_TOWER,
+            "image_size",  # the table's own size counts
+            "output_tokens",
+            "patch_dropout",
+            "quick_gelu",  # timm's models keep their own activation
+            "timm_drop",
+            "timm_drop_path",
+            "timm_model_pretrained",
+            "timm_pool",
+            "timm_proj",
+            "timm_proj_bias",
+        ),
+        config_file=CONFIG,
+        flatten=_timm_flat(architectures),
+        variants=(
+            *(v for v in family.variants if v not in (timm.CLASSIFIER, timm.NO_CLASSIFIER)),
+            Variant(when=("head.weight",), renames={"head.linear": "head"}),
+            Variant(unless=("head.weight",), renames={"head.linear": "visual.head.proj"}),
+        ),
+    )
+
+
+FAMILIES = (
+    _around(timm_vit.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
+    _around(timm_eva.EVA, "open-clip-timm-eva", EVAS),
+    OPENAI,
+    _tower("open-clip", "visual."),
+    _tower("open-clip-tower", ""),
+)

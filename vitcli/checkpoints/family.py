@@ -1,0 +1,161 @@
+"""What a weight family is: data that one engine applies.
+
+A family tells tensors and settings of a library's checkpoint apart (signature), spells its names
+one way (prefixes, aliases), says where each tensor goes (renames), what is left out (drops), and
+how the library's config reads in ours (settings). Adding one adds a table, no code path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from vitcli.checkpoints.tensors import LazyTensor
+from vitcli.config.schema import EncoderConfig, PreprocessConfig
+
+Value = Any
+"""A config value: a number, a string, a bool, None or a tuple."""
+
+
+@dataclass(frozen=True)
+class From:
+    """One tensor of ours made from foreign ones.
+
+    `sources` are name templates; `{i}` is the block. Names may leave out `.weight` and `.bias`:
+    then both are meant, and carried over. `make` sees the tensors in the order of `sources`; it
+    also runs on the meta device to learn shapes, so it may only use shapes and tensor methods.
+    """
+
+    sources: tuple[str, ...]
+    make: Callable[..., Tensor]
+    rounds: bool = False
+    """`make` computes, so it gets its tensors in the dtype asked for; else it only moves values."""
+
+
+@dataclass(frozen=True)
+class Tell:
+    """What `read` finds in the foreign tensor of this name (a template; any block stands for all).
+
+    For what no tensor of ours shows, such as the head count in the shape of a kernel.
+    """
+
+    source: str
+    read: Callable[[LazyTensor], Value]
+
+
+Renames = Mapping[str, str | From]
+"""State-dict names of ours to foreign ones, both templates."""
+
+
+@dataclass(frozen=True)
+class To:
+    """Where a foreign setting goes.
+
+    `key` is a dotted key of EncoderConfig; None means that the setting is only checked, and a key
+    that begins with `_` is there for the functions in Family.fixed. `read`
+    turns the foreign value into ours: a table of the values known, or a function that raises
+    ValueError for what it does not know. `default` is what the library takes where a nested
+    config leaves the key out (a nested config holds only differences from the defaults).
+    """
+
+    key: str | None
+    read: Mapping[Value, Value] | Callable[[Value], Value] | None = None
+    default: Value = None
+
+    def __call__(self, value: Value) -> Value:
+        """Our value. Raises ValueError where there is none."""
+        if self.read is None:
+            return value
+        if callable(self.read):
+            return self.read(value)
+        for foreign, ours in self.read.items():
+            if foreign == value and isinstance(foreign, bool) == isinstance(value, bool):
+                return ours
+        known = ", ".join(repr(known) for known in self.read)
+        raise ValueError(f"known here: {known}")
+
+
+def only(*values: Value) -> To:
+    """A setting that must have one of these values."""
+    return To(None, {value: value for value in values})
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What changes where tensors of certain names are there (`when`) and others not (`unless`).
+
+    Names are templates as in `From`, and any block counts. `settings` win over the foreign
+    config; `renames` and `drops` come before the family's, and
+    None takes a rename away.
+    """
+
+    when: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    renames: Mapping[str, str | From | None] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """A library's way to write one kind of encoder.
+
+    Attributes:
+        name: for example `hf-dinov2`.
+        library: whose numbers the encoder gives.
+        verified: what the family was compared with.
+        signature: names that must all be there once prefix and aliases are applied.
+        absent: names that must not be there.
+        told_by: a setting of ours, and the value of it that tells this family from another of the
+            same names, where no foreign config names the model.
+        model_types: the values of the foreign config's `model_type` (or its like) it answers to.
+        prefixes: where in a larger model the encoder may stand; tried in order.
+        aliases: (pattern, replacement) regular expressions that turn other spellings into the
+            one that the tables use.
+        renames: our state-dict names (templates) to foreign names.
+        drops: regular expressions of names that are known and not needed.
+        settings: foreign config keys.
+        ignored: foreign config keys that do not change what the encoder computes.
+        fixed: our settings that the family alone decides; a function gets those found so far and
+            raises KeyError where it lacks one.
+        needs: our settings that neither tensors nor the family tell.
+        variants: see Variant; every one that matches applies.
+        section: where the encoder's settings stand in a config of a larger model.
+        config_file: the JSON file beside the weights that the settings are in.
+        any_prefix_rows: the table's prefix rows follow from its length (timm) in place of being
+            those of CLS and distillation.
+        wrappers: keys, one of which the file holds its state dict under; empty for any or none.
+        tells: our settings, or keys that begin with `_`, that single foreign tensors tell.
+        flatten: lays a config that is nested in the library's own way flat, for `settings`; raises
+            ValueError for what it does not know.
+        preprocess: the preprocessing, where the library has one for the whole family.
+    """
+
+    name: str
+    library: str
+    verified: str
+    signature: tuple[str, ...]
+    renames: Renames
+    absent: tuple[str, ...] = ()
+    told_by: tuple[str, Value] | None = None
+    model_types: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ("",)
+    aliases: tuple[tuple[str, str], ...] = ()
+    drops: tuple[str, ...] = ()
+    settings: Mapping[str, To] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    fixed: Mapping[str, Value | Callable[[Mapping[str, Value]], Value]] = field(
+        default_factory=dict
+    )
+    needs: tuple[str, ...] = ("heads", "norm_eps", "activation")
+    variants: tuple[Variant, ...] = ()
+    section: str = "vision_config"
+    config_file: str = "config.json"
+    any_prefix_rows: bool = False
+    wrappers: tuple[str, ...] = ()
+    tells: Mapping[str, Tell] = field(default_factory=dict)
+    flatten: Callable[[Mapping[str, Any]], Mapping[str, Value]] | None = None
+    preprocess: Callable[[EncoderConfig], PreprocessConfig] | None = None

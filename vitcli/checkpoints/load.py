@@ -1,0 +1,259 @@
+"""A checkpoint as an encoder that gives its library's numbers, or a refusal with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitcli.build import build_meta
+from vitcli.checkpoints.check import check
+from vitcli.checkpoints.families import FAMILIES
+from vitcli.checkpoints.family import Family, From
+from vitcli.checkpoints.match import Match, Part, assign, detect
+from vitcli.checkpoints.preprocessing import preprocess_of
+from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
+from vitcli.checkpoints.report import LoadedWeights
+from vitcli.checkpoints.resolve import settle
+from vitcli.config.load import Layers, Setting, preset_layers, validate
+from vitcli.config.request import NAME_A_PRESET
+from vitcli.config.schema import ModelConfig
+from vitcli.config.yaml import Document, read_yaml
+from vitcli.errors import VitcliError
+from vitcli.load_report import LoadReport, Settled
+from vitcli.nn.encoder import VisionEncoder
+
+OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
+"""vitcli's own snapshots, whose names and config are ours already."""
+OPTIONAL_MODULES = ("front_end.position.", "pooling.", "pool_norm.", "head.", "vit.norm.")
+"""What the user's settings may take away from an encoder."""
+
+
+def load_weights(
+    source: str,
+    *,
+    preset: ModelConfig | None = None,
+    overrides: Sequence[Setting] = (),
+    dtype: torch.dtype = torch.float32,
+) -> LoadedWeights:
+    """The encoder of `source`: a file, directory, sharded index or hub id.
+
+    Args:
+        preset: fills in what the source does not tell.
+        overrides: settings that win over everything but the tensors themselves.
+        dtype: of the parameters; tensors that are stored so are used where the file is mapped.
+
+    Raises:
+        VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
+            setting unknown, contradictory or not supported.
+    """
+    plan = plan_weights(source, preset=preset, overrides=overrides)
+    encoder = plan.encoder
+    encoder.load_state_dict(_values(plan, dtype), assign=True)
+    return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
+
+
+@torch.no_grad()
+def _values(plan: Plan, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What was read becomes the parameters: no weight is initialised first, or held twice.
+
+    Tensors stored as they are needed stay where the file is mapped. Room for the others is made
+    before any is read, since what is freed between lasting tensors is lost to the allocator.
+    """
+    shapes = {name: tensor.shape for name, tensor in plan.encoder.state_dict().items()}
+    values = {
+        name: plan.parts[name].read(dtype).contiguous()
+        if plan.parts[name].stands_as(dtype)
+        else torch.empty(shape, dtype=dtype)
+        for name, shape in shapes.items()
+    }
+    for name, value in values.items():
+        if not plan.parts[name].stands_as(dtype):
+            plan.parts[name].fill(value, dtype)
+    return values
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checkpoint understood and found whole, before a value is read.
+
+    `encoder` is on the meta device: shapes without values.
+    """
+
+    config: ModelConfig
+    encoder: VisionEncoder
+    checkpoint: Checkpoint
+    match: Match
+    parts: Mapping[str, Part]
+    settled: tuple[Settled, ...]
+    preprocess_by: str | None
+
+    def report(self, dtype: torch.dtype) -> LoadReport:
+        stored = {_dtype_name(self.checkpoint.tensors[name].dtype) for name in self.match.used}
+        return LoadReport(
+            source=self.checkpoint.source,
+            family=self.match.family.name,
+            library=self.match.family.library,
+            files=tuple(str(file) for file in self.checkpoint.files),
+            tensors_used=len(self.match.used),
+            tensors_dropped=tuple(sorted(self.match.dropped)),
+            stored_dtypes=tuple(sorted(stored)),
+            dtype=_dtype_name(dtype),
+            settled=self.settled,
+            preprocess_by=self.preprocess_by,
+        )
+
+
+def plan_weights(
+    source: str,
+    *,
+    preset: ModelConfig | None = None,
+    overrides: Sequence[Setting] = (),
+) -> Plan:
+    """The config of `source` and where each tensor goes; no tensor's values are read.
+
+    Raises:
+        VitcliError: as `load_weights`.
+    """
+    checkpoint = read_source(source)
+    tensors = checkpoint.tensors
+    if "front_end.projection.weight" in tensors:
+        return _own(checkpoint, preset, overrides)
+    known = {**(preset.encoder.model_dump() if preset else {}), **_encoder_settings(overrides)}
+    family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint), known, source)
+    match = assign(tensors, family, prefix, spelled)
+    parts = match.parts
+    shapes = {n: shape for n, part in parts.items() if (shape := part.try_shape()) is not None}
+    foreign = checkpoint.configs.get(family.config_file)
+    config, settled = settle(match, shapes, foreign, preset, overrides)
+    if config.encoder.attention.qk_norm == "head":
+        parts = {_per_head(name): part for name, part in parts.items()}
+    encoder = build_meta(config.encoder)
+    parts = _whole(encoder, parts, match, checkpoint, overrides)
+    config, preprocess_by = _with_preprocess(config, checkpoint, family, preset, overrides)
+    return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by)
+
+
+def _whole(
+    encoder: VisionEncoder,
+    parts: dict[str, Part],
+    match: Match,
+    checkpoint: Checkpoint,
+    overrides: Sequence[Setting],
+) -> dict[str, Part]:
+    """The parts that the encoder takes, once it is sure that they fit."""
+    if overrides:
+        parts = _without_removed_modules(encoder, parts, match)
+    check(encoder, parts, match, checkpoint.tensors)
+    return parts
+
+
+def _with_preprocess(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    family: Family,
+    preset: ModelConfig | None,
+    overrides: Sequence[Setting],
+) -> tuple[ModelConfig, str | None]:
+    """The config with the preprocessing of the source, else of the preset, then the user's."""
+    chosen = [s for s in overrides if s.path[0] == "preprocess"]
+    by = f"preset {preset.name}" if preset else None
+    layers = Layers()
+    layers.add(Document(by or "config", config.model_dump(mode="python")))
+    try:
+        told = preprocess_of(checkpoint.configs, family, config.encoder)
+    except VitcliError:
+        if not chosen and not preset:
+            raise
+        told = None  # the user says it in place of a file that cannot be followed
+    if told:
+        by = told[1]
+        layers.set(Setting(("preprocess",), told[0].model_dump(mode="python"), by))
+    for setting in chosen:
+        layers.set(setting)
+    name = Path(checkpoint.source).name or checkpoint.source
+    layers.set(Setting(("name",), name, "the source"))
+    for setting in overrides:
+        if setting.path == ("name",):
+            layers.set(setting)
+    by = ", ".join([*([by] if by else []), *(s.source for s in chosen)]) or None
+    return validate(ModelConfig, layers), by
+
+
+def _model_type(checkpoint: Checkpoint) -> str | None:
+    kind = checkpoint.configs.get("config.json", {}).get("model_type")
+    return str(kind) if kind else None
+
+
+def _encoder_settings(overrides: Sequence[Setting]) -> dict[str, Any]:
+    """The user's settings of the encoder itself, those of its sections left out."""
+    return {s.path[1]: s.value for s in overrides if len(s.path) == 2 and s.path[0] == "encoder"}
+
+
+def _per_head(name: str) -> str:
+    """The name of a q or k norm where each head has its own."""
+    for norm in (".attention.q_norm.", ".attention.k_norm."):
+        name = name.replace(norm, f"{norm}norm.")
+    return name
+
+
+def _without_removed_modules(
+    encoder: VisionEncoder, parts: dict[str, Part], match: Match
+) -> dict[str, Part]:
+    """Parts without those of modules that the user's settings took away; they count as dropped."""
+    expected = set(encoder.state_dict())
+    kept: dict[str, Part] = {}
+    for name, part in parts.items():
+        module = next((m for m in OPTIONAL_MODULES if name.startswith(m)), None)
+        if module and not any(key.startswith(module) for key in expected):
+            names = {match.spelled[n] for n in part.names if n in match.spelled}
+            match.used -= names
+            match.dropped |= names
+        else:
+            kept[name] = part
+    return kept
+
+
+def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence[Setting]) -> Plan:
+    """A snapshot of vitcli's own: the names and the config are ours already.
+
+    The config of a training run says more than the model; that is not needed here.
+    """
+    layers = Layers()
+    if checkpoint.snapshot_config is not None:
+        document = read_yaml(checkpoint.snapshot_config)
+        by = checkpoint.snapshot_config.name
+        base = document.data.get("preset")
+        for layer in preset_layers(base) if isinstance(base, str) else []:
+            layers.add(layer)
+        keys = set(ModelConfig.model_fields) & set(document.data)
+        layers.add(replace(document, data={key: document.data[key] for key in keys}))
+    elif preset is not None:
+        by = f"preset {preset.name}"
+        layers.add(Document(by, preset.model_dump(mode="python")))
+    else:
+        raise VitcliError(
+            f"{checkpoint.source}: vitcli weights without the {SNAPSHOT_CONFIG} beside them",
+            NAME_A_PRESET,
+        )
+    for setting in overrides:
+        layers.set(setting)
+    config = validate(ModelConfig, layers)
+    tensors = checkpoint.tensors
+    parts = {name: Part(From((name,), _same), [name], [tensor]) for name, tensor in tensors.items()}
+    match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))
+    encoder = build_meta(config.encoder)
+    parts = _whole(encoder, parts, match, checkpoint, overrides)
+    return Plan(config, encoder, checkpoint, match, parts, (), by)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,223 @@
+"""Every setting of the encoder, from what tells it: tensors, user, family, config, preset.
+
+Nothing is guessed: what none of them tells is an error that names the option that settles it,
+and where the tensors contradict a config, a preset or the user, both values are named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from vitcli.checkpoints.foreign import read_settings
+from vitcli.checkpoints.match import Match
+from vitcli.checkpoints.shapes import Shapes, has_layer_scale, table_grids, told_by_shapes
+from vitcli.config.load import Layers, Setting, validate
+from vitcli.config.request import NAME_A_PRESET
+from vitcli.config.schema import ModelConfig
+from vitcli.config.values import Size
+from vitcli.errors import VitcliError
+from vitcli.load_report import Settled
+
+GEOMETRY = (
+    "hidden",
+    "depth",
+    "channels",
+    "patch_size",
+    "mlp_hidden",
+    "mlp",
+    "norm",
+    "registers",
+    "cls_token",
+    "dist_token",
+    "ln_pre",
+)
+"""What a preset given for help must agree on with the tensors."""
+
+
+FREE = ("pooling", "pool_norm", "head", "head_dim", "final_norm", "position")
+"""What the user may choose against the tensors; those no longer needed are then left out."""
+
+_SIZE: TypeAdapter[tuple[int, int]] = TypeAdapter(Size)
+
+
+class _Claims:
+    """Values by dotted key, with their origin; the first claim of a key stands."""
+
+    def __init__(self) -> None:
+        self.settled: dict[str, Settled] = {}
+
+    def add(self, values: Mapping[str, Any], by: str | Mapping[str, str]) -> None:
+        for key, value in values.items():
+            origin = by if isinstance(by, str) else by[key]
+            self.settled.setdefault(key, Settled(key, value, origin))
+
+    def values(self) -> dict[str, Any]:
+        return {key: settled.value for key, settled in self.settled.items()}
+
+    def get(self, key: str) -> Any:
+        return self.settled[key].value if key in self.settled else None
+
+    def agree(self, key: str, value: Any, by: str) -> None:
+        """The tensors' value of `key` against another claim."""
+        stands = self.settled.get(key)
+        if stands is not None and stands.value != value:
+            raise VitcliError(
+                f"{by} says {key} = {_shown(value)}, {stands.by} say {_shown(stands.value)}",
+                f"leave out {by}: weights have the shape they were trained with"
+                if by.startswith("--")
+                else "are these the config and the weights of the same model?",
+            )
+
+
+def _shown(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def settle(
+    match: Match,
+    shapes: Shapes,
+    foreign: Mapping[str, Any] | None,
+    preset: ModelConfig | None,
+    overrides: Sequence[Setting],
+) -> tuple[ModelConfig, tuple[Settled, ...]]:
+    """The model's config, and who decided each setting of the encoder.
+
+    Args:
+        shapes: our state-dict names to the shapes of what the checkpoint has for them.
+        foreign: the config beside the weights, None where there is none.
+        preset: fills in what the checkpoint does not tell.
+        overrides: the user's settings; they win over everything but the tensors.
+
+    Raises:
+        VitcliError: something unknown, contradictory or not supported.
+    """
+    family = match.family
+    stated, implied, origins = (
+        read_settings(foreign, family) if foreign is not None else ({}, {}, {})
+    )
+    # One lost tensor must not pass for a model without it: a family that has none says so.
+    decided = {"patch_bias": True, **match.settings()}
+    preset_values = _flat(preset.encoder.model_dump()) if preset else {}
+    by_preset = f"preset {preset.name}" if preset else ""
+    asked = Layers()
+    for setting in overrides:
+        asked.set(setting)
+    user = _flat(asked.data.get("encoder") or {})
+    by_user = {key: asked.source(("encoder", *key.split("."))) for key in user}
+
+    claims = _Claims()
+    patch = shapes.get("front_end.projection.weight")
+    if patch is not None and len(patch) != 4:
+        raise VitcliError(
+            f"the patch embedding of a {family.name} encoder is a convolution, here its weight is "
+            f"{_shown(patch)}",
+            "is config.json, with its model_type, beside the weights?",
+        )
+    told = told_by_shapes(shapes) | match.told
+    chosen = {key for key in FREE if key in user}
+    if user.get("head") == "none":
+        chosen.add("head_dim")
+    told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
+    stated = {k: v for k, v in stated.items() if k not in chosen}
+    claims.add(told, "the tensors")
+    for key, value in user.items():
+        claims.agree(key, value, by_user[key])
+    for key, value in stated.items():
+        if key not in decided:
+            claims.agree(key, value, origins[key])
+    for key in GEOMETRY if preset else ():
+        if key in told:
+            claims.agree(key, preset_values[key], by_preset)
+
+    claims.add(user, by_user)
+    by_family = f"family {family.name}"
+    claims.add({k: v for k, v in decided.items() if not callable(v)}, by_family)
+    claims.add(stated, origins)
+    claims.add(implied, origins)
+    for key, function in decided.items():
+        if callable(function):
+            with contextlib.suppress(KeyError):  # what it needs is not known: neither is the key
+                claims.add({key: function({**preset_values, **claims.values()})}, by_family)
+    if has_layer_scale(shapes):
+        # There is one; the value it started from says nothing about it any more.
+        initial = preset_values.get("layer_scale") or 1.0
+        claims.add({"layer_scale": initial}, "the tensors")
+    _size(claims, match, shapes, preset)
+    claims.add(preset_values, by_preset)
+
+    if unknown := [key for key in family.needs if key not in claims.settled]:
+        raise VitcliError(
+            f"neither the tensors nor a config tell {', '.join(unknown)} "
+            f"of this {family.name} encoder",
+            f"{NAME_A_PRESET}, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
+        )
+    config = _validated(claims, preset, overrides)
+    return config, tuple(s for s in claims.settled.values() if not s.key.startswith("_"))
+
+
+def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | None) -> None:
+    """The native image size and the table's prefix rows, checked against the table's length."""
+    table = shapes.get("front_end.position.table")
+    if table is None or claims.get("position") in ("none", "rope2d", "alibi2d"):
+        return
+    patch = claims.get("patch_size")
+    if patch is None:
+        return  # the patch embedding is missing, which is told later
+    prefix = [int(bool(claims.get("cls_token"))) + int(bool(claims.get("dist_token")))]
+    if match.family.any_prefix_rows:
+        prefix += [0, prefix[0] + int(claims.get("registers") or 0)]
+    grid = None
+    if "image_size" not in claims.settled and preset:
+        claims.add({"image_size": preset.encoder.image_size}, f"preset {preset.name}")
+    if "image_size" in claims.settled:
+        size = _SIZE.validate_python(claims.get("image_size"))
+        grid = size[0] // patch, size[1] // patch
+    found = table_grids(table[0], tuple(prefix), grid)
+    if grid is not None and not found:
+        raise VitcliError(
+            f"{claims.settled['image_size'].by} says image_size = {_shown(size)}, a grid of "
+            f"{_shown(grid)}, but the position table has {table[0]} rows",
+            "are these the config and the weights of the same model?",
+        )
+    if len(found) != 1:
+        raise VitcliError(
+            f"a position table of {table[0]} rows does not tell the image size",
+            "--set encoder.image_size=HEIGHTxWIDTH",
+        )
+    k, (height, width) = found[0]
+    claims.add({"image_size": (height * patch, width * patch)}, "the tensors")
+    if match.family.any_prefix_rows:
+        claims.add({"position_table.prefix_rows": k}, "the tensors")
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{path}{key}.")
+        else:
+            flat[path + key] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _validated(
+    claims: _Claims, preset: ModelConfig | None, overrides: Sequence[Setting]
+) -> ModelConfig:
+    layers = Layers()
+    if preset:
+        preprocess = preset.preprocess.model_dump(mode="python")
+        layers.set(Setting(("preprocess",), preprocess, f"preset {preset.name}"))
+    for settled in claims.settled.values():
+        if settled.key.startswith("_"):
+            continue
+        path = ("encoder", *settled.key.split("."))
+        value = list(settled.value) if isinstance(settled.value, tuple) else settled.value
+        layers.set(Setting(path, value, settled.by))
+    for setting in overrides:
+        if setting.path[0] != "encoder":
+            layers.set(setting)
+    return validate(ModelConfig, layers)

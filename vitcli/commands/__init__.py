@@ -1,0 +1,32 @@
+"""A question a folder: options, what computes the answer, the answer, and how it is shown."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+COMMANDS = {
+    "encode": "encode.command:encode",
+    "neighbours": "neighbors.command:neighbours",
+    "probe": "probe.command:probe",
+    "params": "params.command:params",
+    "profile": "profile.command:profile",
+    "export": "export.command:export",
+    "attn-entropy": "attention.command:attn_entropy",
+    "compare": "compare.command:compare",
+    "train": "train.command:train",
+    "train-shapes": "train.command_shapes:train_shapes",
+    "sweep": "sweep.command:sweep",
+    "presets": "catalog.command:presets",
+    "families": "catalog.command_weights:families",
+    "convert": "catalog.command_weights:convert",
+}
+"""Every command by name, in the order of the help: MODULE:FUNCTION below this package."""
+
+
+def command_function(name: str) -> Callable[..., Any]:
+    """The function whose parameters are the command's arguments and options."""
+    module, _, function = COMMANDS[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    return found

@@ -1,0 +1,1 @@
+"""How sharp is attention, and where does it look?"""

@@ -1,0 +1,146 @@
+"""vitcli attn-entropy"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitcli.errors import VitcliError
+from vitcli.ui.encoders import EncodersOptions
+from vitcli.ui.options import BackgroundOption, EveryOption, JsonOption, PlotOption, grouped
+from vitcli.ui.output import draw, show
+
+if TYPE_CHECKING:
+    from vitcli.model import LoadedModel
+
+
+@grouped
+def attn_entropy(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    models: EncodersOptions,
+    query: Annotated[
+        str,
+        typer.Option(
+            "--query",
+            metavar="all|cls|patch|ROW,COL",
+            help="Queries whose entropy is told and whose map --overlay draws (there, all is CLS, "
+            "or the mean over patches without CLS). Rows and columns count from 0.",
+        ),
+    ] = "all",
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="LIST",
+            help="Blocks to tell, e.g. 3,7,11 or -1 (they count from 1).",
+        ),
+    ] = None,
+    every: EveryOption = 1,
+    outlier_cut: Annotated[
+        str,
+        typer.Option(
+            "--outlier-cut",
+            metavar="Kx|NORM",
+            help="Patch tokens above this norm are outliers: 3x is three times the layer's median.",
+        ),
+    ] = "3x",
+    overlay: Annotated[
+        Path | None,
+        typer.Option("--overlay", metavar="FILE", help="Draw the query's map on the images."),
+    ] = None,
+    fuse: Annotated[
+        str | None,
+        typer.Option(
+            "--fuse", metavar="mean|max|min", help="How --overlay fuses heads; mean unless said."
+        ),
+    ] = None,
+    rollout: Annotated[
+        bool,
+        typer.Option("--rollout", help="Add attention rollout up to the block to --overlay."),
+    ] = False,
+    background: BackgroundOption = "white",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """How sharp or smooth attention is, by layer and head, and where it looks.
+
+    \b
+    Examples:
+      vitcli attn-entropy photo.jpg --weights runs/a --overlay maps.png
+      vitcli attn-entropy *.jpg --registers 0,4 --plot entropy.png
+      vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
+    """
+    from vitcli.images.color import parse_colour
+    from vitcli.ui.console import note, progress, status, warn
+    from vitcli.ui.figures import check_figure_file
+
+    check_figure_file(plot)
+    check_figure_file(overlay)
+    if overlay is None and (rollout or fuse):
+        raise VitcliError(
+            f"{'--rollout' if rollout else '--fuse'} says what --overlay draws",
+            "add --overlay maps.png",
+        )
+    if fuse not in (None, "mean", "max", "min"):
+        raise VitcliError(f"--fuse {fuse}: unknown", "mean, max or min")
+    requests = models.to_requests()
+    for request in requests:
+        if request.weights is None:
+            request.fresh_config()  # a bad config is told before torch is loaded
+    colour = parse_colour(background)
+
+    with status("loading torch"):
+        from vitcli.commands.attention import analysis
+        from vitcli.commands.attention.overlay import OverlayCollector
+        from vitcli.model import load_model
+
+    maps = OverlayCollector(query, layers, fuse or "mean", rollout)
+    cut = analysis.OutlierCut.parse(outlier_cut)
+
+    def load() -> Iterator[LoadedModel]:
+        for request in requests:
+            loaded = load_model(request)
+            if loaded.report:
+                note(loaded.report.line())
+            yield loaded
+
+    with progress("attending") as advance:
+        result = analysis.attn_entropy(
+            load(),
+            images or [],
+            query=query,
+            layers=layers,
+            outlier_cut=cut,
+            background=colour,
+            watch=maps if overlay else analysis.unwatched,
+            advance=advance,
+        )
+    if any(model.fresh for model in result.models):
+        note("fresh weights: the comparison is of architectures, not of learned attention")
+    for failure in result.failed:
+        warn(failure.error)
+    if plot and result.models:
+        from vitcli.commands.attention.view import figure
+
+        draw(figure(result), plot)
+    if overlay and result.models:
+        from vitcli.commands.attention.view import overlay_figure
+        from vitcli.ui.numbers import plural
+
+        what = f"{plural(len(maps.sheets), 'sheet')} of maps"
+        draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)
+        if maps.left_out:
+            note(f"{maps.left_out} more sheets did not fit")
+    if json or result.models:
+        from vitcli.commands.attention.view import tables
+
+        show(result, json, lambda result: tables(result, every))
+    if result.failed:
+        raise typer.Exit(1)

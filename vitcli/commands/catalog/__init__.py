@@ -1,0 +1,1 @@
+"""Which presets and checkpoint families are there?"""

@@ -1,0 +1,44 @@
+"""Which encoders come with the package."""
+
+from __future__ import annotations
+
+from vitcli.commands.params.analysis import model_costs
+from vitcli.commands.params.result import PresetRow, PresetsResult
+from vitcli.config.load import load_config, preset_names
+from vitcli.config.schema import ModelConfig
+from vitcli.errors import VitcliError
+
+
+def presets(word: str = "") -> PresetsResult:
+    """The presets whose name contains `word`, by family, then by size.
+
+    Raises:
+        VitcliError: there is none.
+    """
+    names = preset_names()
+    rows = [_row(name) for name in names if word.lower() in name]
+    if not rows:
+        families = sorted({family(name) for name in names})
+        raise VitcliError(
+            f"no preset's name contains {word!r}", "for example " + ", ".join(families)
+        )
+    return PresetsResult(tuple(sorted(rows, key=lambda r: (r.family, r.parameters, r.name))))
+
+
+def family(name: str) -> str:
+    """`dinov2` of `dinov2-s14-reg`."""
+    return name.partition("-")[0]
+
+
+def _row(name: str) -> PresetRow:
+    costs = model_costs(load_config(ModelConfig, preset=name))
+    return PresetRow(
+        name=costs.name,
+        family=family(name),
+        hidden=costs.hidden,
+        depth=costs.depth,
+        heads=costs.heads,
+        patch_size=costs.patch_size,
+        image_size=costs.image_size,
+        parameters=costs.total,
+    )

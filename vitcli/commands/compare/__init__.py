@@ -1,0 +1,1 @@
+"""Where and by how much do two encoders differ?"""

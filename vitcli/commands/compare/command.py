@@ -1,0 +1,135 @@
+"""vitcli compare"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitcli.config.load import nearest, parse_setting, preset_names
+from vitcli.config.request import ModelRequest
+from vitcli.errors import VitcliError
+from vitcli.ui.encoders import split_source
+from vitcli.ui.options import (
+    BackgroundOption,
+    EveryOption,
+    JsonOption,
+    PlotOption,
+    SharedModelOptions,
+    grouped,
+)
+from vitcli.ui.output import draw, show
+
+
+@grouped
+def compare(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A preset, a YAML config or a [PRESET=]checkpoint."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one, in the same way.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    model: SharedModelOptions,
+    set_a: Annotated[
+        list[str] | None,
+        typer.Option("--set-a", metavar="KEY=VALUE", help="A config key of A only. Repeatable."),
+    ] = None,
+    set_b: Annotated[
+        list[str] | None,
+        typer.Option("--set-b", metavar="KEY=VALUE", help="A config key of B only. Repeatable."),
+    ] = None,
+    examples: Annotated[
+        str,
+        typer.Option(
+            "--examples",
+            metavar="auto|images|patches",
+            help="What CKA compares across; auto is images from 16 on, else patches.",
+        ),
+    ] = "auto",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="REL",
+            help="Relative difference still called rounding; 1e-6 in float32, 1e-12 in float64.",
+        ),
+    ] = None,
+    every: EveryOption = 1,
+    background: BackgroundOption = "white",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """Two encoders, or two sources of one, side by side: where do their features part?
+
+    \b
+    Examples:
+      vitcli compare facebook/dinov2-small ./my-port photo.jpg --dtype float64
+      vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
+      vitcli compare A B images/*.jpg --plot cka.png
+    """
+    from vitcli.images.color import parse_colour
+    from vitcli.ui.console import note, progress, status, warn
+    from vitcli.ui.figures import check_figure_file
+
+    check_figure_file(plot)
+    if examples not in ("auto", "images", "patches"):
+        raise VitcliError(f"--examples {examples}: unknown", "auto, images or patches")
+    requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
+    for request in requests:
+        if request.weights is None:
+            request.fresh_config()  # a bad config is told before torch is loaded
+    colour = parse_colour(background)
+
+    with status("loading torch and the encoders"):
+        from vitcli.commands.compare.analysis import compare as analysis
+        from vitcli.model import load_model
+
+        loaded = [load_model(request) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
+    with progress("comparing") as advance:
+        result = analysis(
+            loaded[0],
+            loaded[1],
+            images or [],
+            examples=examples,
+            tolerance=tolerance,
+            background=colour,
+            advance=advance,
+        )
+    if any(one.fresh for one in loaded):
+        note("fresh weights: the comparison is of architectures, not of learned features")
+    for failure in result.failed:
+        warn(failure.error)
+    if plot:
+        from vitcli.commands.compare.view import figure
+
+        draw(figure(result), plot)
+    from vitcli.commands.compare.view import tables
+
+    show(result, json, lambda result: tables(result, every))
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def to_request(
+    text: str, options: SharedModelOptions, settings: list[str] | None = None
+) -> ModelRequest:
+    """A preset's name, a YAML file, or anything else as a source of weights."""
+    own: dict[str, Any] = {"settings": tuple(parse_setting(setting) for setting in settings or [])}
+    if text in preset_names():
+        return options.request(preset=text, **own)
+    if Path(text).suffix in (".yaml", ".yml"):
+        return options.request(config_file=Path(text), **own)
+    if "/" not in text and "=" not in text and not Path(text).exists():
+        raise VitcliError(
+            f"{text}: no preset, YAML file or checkpoint of this name",
+            nearest(text, preset_names(), "`vitcli presets` lists them"),
+        )
+    return options.request(**split_source(text), **own)

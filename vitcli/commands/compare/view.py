@@ -1,0 +1,116 @@
+"""`vitcli compare` as tables and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.compare.result import CompareResult, LinearCka
+from vitcli.ui.console import table
+
+
+def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
+    """Who is compared, layer by layer, how their configs differ, and the answer in words."""
+    for letter, model in (("A", result.a), ("B", result.b)):
+        yield (
+            f"[bold]{letter}[/]  {escape(model.name)}, {model.depth} blocks, "
+            f"{model.hidden} hidden, weights: {escape(model.weights)}; "
+            f"{model.dtype} on {model.device}"
+        )
+    cka = result.cka
+    yield (
+        f"linear CKA over {cka.count} {cka.examples} in {cka.minibatches} "
+        f"minibatch{'es' if cka.minibatches != 1 else ''}"
+    )
+    yield _layers(result, every)
+    if result.config_differences:
+        settings = table("settings that differ")
+        for name in ("key", "A", "B"):
+            settings.add_column(name, overflow="fold")
+        for row in result.config_differences:
+            settings.add_row(escape(row.key), escape(row.a), escape(row.b))
+        yield settings
+    yield escape(result.summary)
+
+
+def _layers(result: CompareResult, every: int) -> Table:
+    grid = table()
+    grid.add_column("layer")
+    for name in ("max |A-B|", "relative", "cosine", "CKA", "most alike in B"):
+        grid.add_column(name, justify="right")
+    differences = {row.layer: row for row in result.differences}
+    likeness = _likeness(result.cka)
+    names = [*(["pixels"] if "pixels" in differences else []), *result.cka.layers_a]
+    names += [name for name in differences if name not in names]
+    blocks = [name for name in names if name.startswith("block")]
+    told = {blocks[-1], result.first_unequal, result.first_parted}
+    hidden = {name for i, name in enumerate(blocks, start=1) if i % every} - told
+    for name in names:
+        if name in hidden:
+            continue
+        row = differences.get(name)
+        cells = (
+            [""] * 3
+            if row is None
+            else [
+                f"{row.max_abs:.2e}",
+                f"{row.relative:.1e}",
+                f"{row.cosine:.7f}",
+            ]
+        )
+        grid.add_row(name, *cells, *likeness.get(name, ("", "")))
+    return grid
+
+
+def _likeness(cka: LinearCka) -> dict[str, tuple[str, str]]:
+    """For each layer of A: CKA with the layer of B of the same name, and B's layer most like it."""
+    cells = {}
+    for name, row in zip(cka.layers_a, cka.values, strict=True):
+        same = dict(zip(cka.layers_b, row, strict=True)).get(name)
+        known = [(v, other) for v, other in zip(row, cka.layers_b, strict=True) if v is not None]
+        best = max(known, default=None)
+        cells[name] = (
+            "" if same is None else f"{same:.4f}",
+            "" if best is None else f"{best[1]} {best[0]:.4f}",
+        )
+    return cells
+
+
+def figure(result: CompareResult) -> Any:
+    """The CKA matrix as a heat-map; beside it the relative difference, where there is one."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    cka = result.cka
+    rows = [row for row in result.differences if row.layer in cka.layers_a]
+    drawing = Figure(figsize=(11 if rows else 6.5, 5), layout="constrained")
+    panels = drawing.subplots(1, 2 if rows else 1, squeeze=False)[0]
+    heat = panels[0]
+    values = np.array(cka.values, dtype=float)
+    image = heat.imshow(values, origin="lower", vmin=0, vmax=1, cmap="magma")
+    drawing.colorbar(image, ax=heat, shrink=0.8, label="linear CKA")
+    heat.set_xlabel(f"layer of B: {result.b.name}")
+    heat.set_ylabel(f"layer of A: {result.a.name}")
+    heat.set_title(f"over {cka.count} {cka.examples}", fontsize=10)
+    for axis, names in ((heat.xaxis, cka.layers_b), (heat.yaxis, cka.layers_a)):
+        step = max(1, len(names) // 12)
+        short = [name.removeprefix("block ") for name in names]
+        axis.set_ticks(range(0, len(names), step), short[::step], fontsize=7)
+    if rows:
+        gaps = panels[1]
+        sizes = np.array([row.relative for row in rows])
+        gaps.semilogy(range(len(rows)), np.where(sizes > 0, sizes, np.nan), marker="o", ms=3)
+        gaps.axhline(result.tolerance, color="grey", linestyle="--", label="rounding")
+        if not sizes.any():
+            gaps.text(0.5, 0.6, "equal bit for bit", ha="center", transform=gaps.transAxes)
+        short = [row.layer.removeprefix("block ") for row in rows]
+        step = max(1, len(rows) // 12)
+        gaps.set_xticks(range(0, len(rows), step), short[::step], fontsize=7)
+        gaps.set_title("largest difference / largest value", fontsize=10)
+        gaps.set_xlabel("layer")
+        gaps.legend(fontsize=8)
+        gaps.grid(alpha=0.3)
+    return drawing

@@ -1,0 +1,1 @@
+"""How do I turn a folder of images into embeddings?"""

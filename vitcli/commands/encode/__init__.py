@@ -1,0 +1,1 @@
+"""What does this encoder make of my images, layer by layer?"""

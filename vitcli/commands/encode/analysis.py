@@ -1,0 +1,218 @@
+"""What an encoder makes of images, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
+from vitcli.commands.encode.vectors import check_tokens
+from vitcli.errors import VitcliError
+from vitcli.images.preprocess import describe
+from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.model import LoadedModel
+from vitcli.nn.encoder import EncoderOutput
+from vitcli.nn.hooks import Observer, layer_points, tapped
+from vitcli.results import FailedImage, ModelInfo
+
+Around = Callable[[LoadedModel, Sequence[Prepared]], AbstractContextManager[None]]
+
+
+def nothing_around(model: LoadedModel, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
+    """A forward pass that nobody else watches."""
+    return nullcontext()
+
+
+def model_info(model: LoadedModel) -> ModelInfo:
+    encoder = model.config.encoder
+    return ModelInfo(
+        model.name,
+        model.parameters,
+        encoder.hidden,
+        encoder.depth,
+        encoder.heads,
+        model.weights,
+        str(model.device),
+        model.dtype_name,
+        model.report,
+    )
+
+
+def encode(
+    model: LoadedModel,
+    paths: Sequence[str],
+    tokens: Sequence[str] = (),
+    background: tuple[int, int, int] = (255, 255, 255),
+    advance: Advance = lambda done, total: None,
+    around: Around = nothing_around,
+) -> tuple[EncodeResult, dict[str, np.ndarray]]:
+    """Encode images in order; without paths, the built-in synthetic one.
+
+    Returns the result and, for each kind in `tokens` (see `select_tokens`), one array whose first
+    axis is the images that could be read. An image that cannot be read is in `failed`. `around`
+    is entered for each batch's forward pass, for what else is wanted of it.
+
+    Raises:
+        VitcliError: a kind of token that this encoder has not, or that differ in number.
+    """
+    check_tokens(model.config, tokens)
+    failed: list[FailedImage] = []
+    images: list[EncodedImage] = []
+    vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
+    for batch in image_batches(model, paths, background, failed):
+        with around(model, batch):
+            rows, output = _run(model, batch)
+        for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
+            images.append(_image(model, item, layers, output, index))
+        for kind in tokens:
+            vectors[kind] += list(select_tokens(model, output, kind))
+        advance(len(images) + len(failed), max(len(paths), 1))
+    result = EncodeResult(
+        model_info(model),
+        engine=model.engine,
+        images=tuple(images),
+        failed=tuple(failed),
+    )
+    return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
+
+
+@torch.inference_mode()
+def _run(
+    model: LoadedModel, batch: Sequence[Prepared]
+) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
+    """The layer table of each image, and the encoder's output."""
+    table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
+    output = run_observed(model, stacked(model, batch), table.observe)
+    return table.rows([name for name, _ in layer_points(model.encoder)]), output
+
+
+@torch.inference_mode()
+def run_observed(model: LoadedModel, pixels: Tensor, observe: Observer | None) -> EncoderOutput:
+    """One forward pass by the model's engine; `observe` sees the tokens at each `layer_points`."""
+    if model.runner:
+        output, layers = model.runner(pixels)
+        if observe:
+            for tokens in layers:
+                observe(tokens)
+        return output
+    points = [(module, observe) for _, module in layer_points(model.encoder) if observe]
+    with tapped(points):
+        answer: EncoderOutput = model.encoder(pixels)
+    return answer
+
+
+class NormTable:
+    """Norms of each layer's tokens, reduced as the layer's output goes by."""
+
+    def __init__(self, prefix_tokens: int, has_cls: bool) -> None:
+        self.prefix_tokens = prefix_tokens
+        self.has_cls = has_cls
+        self.layers: list[list[list[float]]] = []
+        self.last_cls: Tensor | None = None
+
+    def observe(self, tokens: Tensor) -> None:
+        """(B, P+N, D) -> for each image CLS norm, patch mean, patch max, cosine to the last CLS."""
+        tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+        norms = tokens[:, self.prefix_tokens :].norm(dim=-1)  # (B, N)
+        nothing = torch.full_like(norms[:, 0], float("nan"))
+        cls = tokens[:, 0] if self.has_cls else None
+        cosine = (
+            nothing
+            if cls is None or self.last_cls is None
+            else F.cosine_similarity(cls, self.last_cls, dim=-1)
+        )
+        columns = [
+            nothing if cls is None else cls.norm(dim=-1),
+            norms.mean(dim=1),
+            norms.amax(dim=1),
+            cosine,
+        ]
+        self.layers.append(torch.stack(columns, dim=1).tolist())
+        self.last_cls = cls
+
+    def rows(self, names: Sequence[str]) -> list[tuple[LayerNorms, ...]]:
+        """The table of each image, one row for each observed layer."""
+        return [
+            tuple(
+                LayerNorms(
+                    layer,
+                    name,
+                    cls_norm=cls if self.has_cls else None,
+                    patch_norm_mean=mean,
+                    patch_norm_max=peak,
+                    cls_cosine_prev=cosine if self.has_cls and layer else None,
+                )
+                for layer, (name, (cls, mean, peak, cosine)) in enumerate(
+                    zip(names, image, strict=True)
+                )
+            )
+            for image in zip(*self.layers, strict=True)
+        ]
+
+
+def _image(
+    model: LoadedModel,
+    item: Prepared,
+    layers: tuple[LayerNorms, ...],
+    output: EncoderOutput,
+    index: int,
+) -> EncodedImage:
+    pooled, head, decoded = output.pooled, output.output, item.decoded
+    return EncodedImage(
+        path=item.path,
+        mode=decoded.mode,
+        width=decoded.width,
+        height=decoded.height,
+        preparation=describe(model.preprocess, decoded.width, decoded.height)
+        + _left_over(item.pixels.shape[-2:], model.config.encoder.patch_size),
+        input_shape=(1, *item.pixels.shape),
+        output_shape=(1, *output.tokens.shape[1:]),
+        layers=layers,
+        pooled_norm=None if pooled is None else float(pooled[index].float().norm()),
+        head_shape=None if head is None else (1, *head.shape[1:]),
+    )
+
+
+def _left_over(size: Sequence[int], patch: int) -> str:
+    """The pixels at the bottom and at the right that fill no patch, in words."""
+    edges = [
+        f"{side % patch} {name}"
+        for side, name in zip(size, ("rows", "columns"), strict=True)
+        if side % patch
+    ]
+    return f"; the last {' and '.join(edges)} fill no patch and are not read" if edges else ""
+
+
+def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.ndarray:
+    """One kind of TOKENS of each image as float32 (float64 for a float64 model).
+
+    cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width).
+    """
+    c, tokens = model.config.encoder, output.tokens
+    first_register = int(c.cls_token) + int(c.dist_token)
+    slices: dict[str, Callable[[], Tensor | None]] = {
+        "cls": lambda: tokens[:, 0],
+        "dist": lambda: tokens[:, int(c.cls_token)],
+        "register": lambda: tokens[:, first_register : c.prefix_tokens],
+        "patch": lambda: tokens[:, c.prefix_tokens :],
+        "pooled": lambda: output.pooled,
+        "output": lambda: output.output,
+    }
+    chosen = slices[kind]()
+    assert chosen is not None  # check_tokens has refused it
+    array: np.ndarray = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).cpu().numpy()
+    return array
+
+
+def _stack(kind: str, arrays: list[np.ndarray]) -> np.ndarray:
+    if len({array.shape for array in arrays}) > 1:
+        raise VitcliError(
+            f"--tokens {kind}: the images give different numbers of patches",
+            "--image-size N makes them equal",
+        )
+    return np.stack(arrays) if arrays else np.empty(0, np.float32)

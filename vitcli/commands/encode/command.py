@@ -1,0 +1,185 @@
+"""vitcli encode"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.commands.embed.command import JobOptions, is_job, run_job
+from vitcli.errors import VitcliError
+from vitcli.ui.engines import EngineOption, known_engine
+from vitcli.ui.options import (
+    BackgroundOption,
+    EveryOption,
+    JsonOption,
+    ModelOptions,
+    PlotOption,
+    PrintConfigOption,
+    grouped,
+)
+from vitcli.ui.output import draw, show
+
+
+@grouped
+def encode(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH",
+            help="Images; without any, a built-in picture. With --out DIR also folders, globs, "
+            "lists (@list.txt, - for stdin) and webdataset tar shards.",
+        ),
+    ] = None,
+    *,
+    model: ModelOptions,
+    job: JobOptions,
+    every: EveryOption = 1,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE|DIR",
+            help="Write vectors: a file (.npz, .npy, .safetensors), or a folder of parts.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="KINDS",
+            help="What --out holds, with commas: cls, dist, register, patch, pooled, output. "
+            "Default: pooled, or patch without pooling.",
+        ),
+    ] = None,
+    engine: EngineOption = "eager",
+    background: BackgroundOption = "white",
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Draw patch features as colours: their first three principal components over all "
+            "images.",
+        ),
+    ] = None,
+    map_query: Annotated[
+        str | None,
+        typer.Option(
+            "--map-query",
+            metavar="ROW,COL",
+            help="Draw into --map every patch's cosine to this patch of the first image.",
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            "--layer", metavar="N", help="The layer that --map draws, as in the table; the last."
+        ),
+    ] = None,
+    json: JsonOption = False,
+    plot: PlotOption = None,
+    print_config: PrintConfigOption = False,
+) -> None:
+    """What an encoder makes of images, layer by layer.
+
+    \b
+    Examples:
+      vitcli encode
+      vitcli encode photo.jpg --weights facebook/dinov2-small --every 2
+      vitcli encode *.jpg --weights facebook/dinov2-small --map features.png
+      vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
+      vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
+    """
+    from vitcli.commands.encode.vectors import check_tokens, check_vector_file, write_vectors
+    from vitcli.ui.console import answer_text, note, progress, status, warn
+    from vitcli.ui.figures import check_figure_file
+    from vitcli.ui.numbers import plural
+
+    many = is_job(images or [], out)
+    if many and (plot or map_file or every != 1):
+        raise VitcliError("--plot, --map, --every: for a few images", "leave out --out DIR")
+    if not many and job.given():
+        raise VitcliError(f"{', '.join(job.given())}: for many images", "add --out DIR")
+    check_figure_file(plot)
+    check_figure_file(map_file)
+    if map_file is None and (map_query is not None or layer is not None):
+        raise VitcliError(
+            f"{'--layer' if map_query is None else '--map-query'} says what --map draws",
+            "add --map features.png",
+        )
+    if map_file and engine != "eager":
+        raise VitcliError(
+            f"--map looks inside the encoder, which --engine {engine} has fused",
+            "--engine eager",
+        )
+    if tokens and not out:
+        raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
+    kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []
+    if out and not many:
+        check_vector_file(Path(out), kinds)
+    request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
+    if print_config and request.weights is None:
+        from vitcli.config.load import config_yaml
+
+        return answer_text(config_yaml(request.fresh_config()))
+    if request.weights is None:  # a bad config is told before torch is loaded
+        check_tokens(request.fresh_config(), [] if many else kinds)
+    from vitcli.images.color import parse_colour
+
+    colour = parse_colour(background)
+    if many and not print_config:
+        assert out is not None
+        return run_job(request, images or [], out, job, tokens=tokens, background=colour, json=json)
+
+    with status("loading torch and the encoder"):
+        from vitcli.commands.encode import analysis
+        from vitcli.commands.encode.maps import FeatureCollector
+        from vitcli.model import load_model
+
+        loaded = load_model(request)
+    if loaded.report:
+        note(loaded.report.line())
+    if print_config:
+        from vitcli.config.load import config_yaml
+
+        return answer_text(config_yaml(loaded.config))
+
+    if out and not kinds:
+        kinds = ["pooled" if loaded.config.encoder.pooling != "none" else "patch"]
+    features = FeatureCollector(-1 if layer is None else layer, map_query)
+    with progress("encoding") as advance:
+        result, vectors = analysis.encode(
+            loaded,
+            images or [],
+            kinds,
+            colour,
+            advance,
+            features if map_file else analysis.nothing_around,
+        )
+    if loaded.fresh and result.images:
+        note("fresh weights: the numbers describe the architecture, not the image")
+    for failure in result.failed:
+        warn(failure.error)
+    if out and result.images:
+        write_vectors(Path(out), vectors)
+        note(f"wrote {', '.join(kinds)} of {plural(len(result.images), 'image')} to {out}")
+    if map_file and result.images:
+        from vitcli.commands.encode.view_maps import figure as feature_figure
+
+        what = f"the features of {plural(len(features.pictures), 'image')}"
+        draw(feature_figure(features.sheets(), features.pictures), map_file, what)
+        if features.left_out:
+            note(f"{features.left_out} more images are in the fit only")
+    if plot and result.images:
+        from vitcli.commands.encode.view import figure
+
+        draw(figure(result), plot)
+    if json or result.images:
+        from vitcli.commands.encode.view import tables
+
+        show(result, json, lambda result: tables(result, every))
+    if result.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,105 @@
+"""The patch features of the images of a call as sheets to be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from torch import Tensor
+
+from vitcli.commands.attention.reductions import patch_index
+from vitcli.commands.encode.components import PrincipalColours, cosines_to
+from vitcli.errors import VitcliError
+from vitcli.images.geometry import grid_box, patch_box
+from vitcli.images.patches import Box, FeatureSheet
+from vitcli.inference import Prepared
+from vitcli.model import LoadedModel
+from vitcli.nn.hooks import layer_points, tapped
+
+
+def layer_index(layer: int, names: Sequence[str]) -> int:
+    """A row of the layer table, from 0 (the first block's input); -1 is the last.
+
+    Raises:
+        VitcliError: there is no such layer.
+    """
+    if not -len(names) <= layer < len(names):
+        raise VitcliError(
+            f"--layer {layer}: there is no such layer",
+            f"0 is the input, {len(names) - 1} is {names[-1]}, -1 is the last",
+        )
+    return layer % len(names)
+
+
+MOST_SHEETS = 24
+"""Images drawn in one figure; the colours are fitted over all."""
+
+
+@dataclass
+class FeatureCollector:
+    """Around each forward pass of `encode`: keeps the patch tokens of one layer of each image.
+
+    `query` is "ROW,COL" of a patch of the first image, or None.
+    """
+
+    layer: int = -1
+    query: str | None = None
+    pictures: list[object] = field(default_factory=list)
+    """The Pillow images that `FeatureSheet.image` counts, at most MOST_SHEETS."""
+    left_out: int = 0
+    """Images in the fit that are not drawn."""
+    _fit: PrincipalColours = field(default_factory=PrincipalColours)
+    _tokens: list[Tensor] = field(default_factory=list)
+    _boxes: list[Box] = field(default_factory=list)
+    _titles: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def __call__(self, model: LoadedModel, batch: Sequence[Prepared]) -> Iterator[None]:
+        points = layer_points(model.encoder)
+        name, module = points[layer_index(self.layer, [name for name, _ in points])]
+        grid = model.encoder.front_end.grid(batch[0].pixels)
+        if self.query is not None and not self._tokens:
+            patch_index(self.query, grid)
+        kept: list[Tensor] = []
+        with tapped([(module, lambda x: kept.append(x[:, model.encoder.prefix_tokens :].cpu()))]):
+            yield
+        self._fit.add(kept[0].flatten(0, 1))
+        room = MOST_SHEETS - len(self.pictures)
+        self.left_out += max(0, len(batch) - room)
+        for item, tokens in zip(batch[:room], kept[0], strict=False):
+            picture = item.decoded.image
+            size = picture.height, picture.width
+            self.pictures.append(picture)
+            self._tokens.append(tokens.float().unflatten(0, grid))
+            self._boxes.append(
+                grid_box(model.preprocess, size, grid, model.config.encoder.patch_size)
+            )
+            self._titles.append(f"{PurePath(item.path).name}, {model.name}, {name}")
+
+    def sheets(self) -> list[FeatureSheet]:
+        """One for each of the first images, colours fitted over all."""
+        colours = self._fit.colours(self._tokens)
+        cosines: list[Tensor | None] = [None] * len(colours)
+        query_box = None
+        if self.query is not None:
+            rows, columns = self._tokens[0].shape[:2]
+            row, column = divmod(patch_index(self.query, (rows, columns)), columns)
+            cosines = [cosines_to(self._tokens[0][row, column], image) for image in self._tokens]
+            query_box = patch_box(self._boxes[0], row, column, (rows, columns))
+        return [
+            FeatureSheet(
+                image=image,
+                title=title,
+                box=box,
+                colours=tuple(
+                    tuple((r, g, b) for r, g, b in row) for row in colours[image].tolist()
+                ),
+                cosines=None if likeness is None else tuple(map(tuple, likeness.tolist())),
+                query_box=query_box if image == 0 else None,
+            )
+            for image, (title, box, likeness) in enumerate(
+                zip(self._titles, self._boxes, cosines, strict=True)
+            )
+        ]

@@ -1,0 +1,101 @@
+"""`vitcli encode` as tables and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
+from vitcli.ui.console import table
+from vitcli.ui.figures import count_along_x
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, sizes)) + ")"
+
+
+def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
+    """What was read, the shapes, and a table of layers for each image."""
+    model = result.model
+    yield (
+        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters "
+        f"({model.parameters:,}), {model.depth} blocks, {model.hidden} hidden, "
+        f"{model.heads} heads"
+    )
+    made_by = f"{result.engine} engine, {model.dtype} on {model.device}"
+    yield f"weights: {escape(model.weights)}; {made_by}"
+    for image in result.images:
+        yield from _image(image, every)
+
+
+def _image(image: EncodedImage, every: int) -> Iterator[str | Table]:
+    path = escape(image.path.encode("utf-8", "backslashreplace").decode())
+    yield f"\n[bold]{path}[/]  {image.width}x{image.height} {image.mode}; {image.preparation}"
+    yield f"input {shape(image.input_shape)} -> tokens {shape(image.output_shape)}"
+    rows = thinned(image.layers, every)
+    with_cls = image.layers[0].cls_norm is not None
+    grid = table()
+    grid.add_column("layer")
+    for name in (*(["CLS norm"] if with_cls else []), "patch mean", "patch max"):
+        grid.add_column(name, justify="right")
+    if with_cls:
+        grid.add_column("cos CLS to previous", justify="right")
+    for row in rows:
+        cells = [f"{row.patch_norm_mean:.3f}", f"{row.patch_norm_max:.3f}"]
+        if with_cls:
+            cosine = "" if row.cls_cosine_prev is None else f"{row.cls_cosine_prev:.4f}"
+            cells = [f"{row.cls_norm:.3f}", *cells, cosine]
+        grid.add_row(row.name, *cells)
+    yield grid
+    if image.pooled_norm is not None:
+        yield f"pooled vector: L2 norm {image.pooled_norm:.3f}"
+    if image.head_shape is not None:
+        yield f"head output: {shape(image.head_shape)}"
+
+
+def thinned(layers: tuple[LayerNorms, ...], every: int) -> list[LayerNorms]:
+    """Every n-th block, and always the first and the last rows."""
+    blocks = [row.layer for row in layers if row.name.startswith("block")]
+    last = blocks[-1]
+    return [
+        row
+        for row in layers
+        if row.layer not in blocks or row.layer % every == 0 or row.layer == last
+    ]
+
+
+def figure(result: EncodeResult) -> Any:
+    """Norms and CLS cosine against depth, one line an image."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = drawing.subplots(1, 3)
+    names = {
+        "CLS norm": "cls_norm",
+        "mean patch norm": "patch_norm_mean",
+        "cosine of CLS to the previous layer": "cls_cosine_prev",
+    }
+    for axes, (title, field) in zip(panels, names.items(), strict=True):
+        for image in result.images:
+            points = [
+                (row.layer, getattr(row, field))
+                for row in image.layers
+                if getattr(row, field) is not None
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=image.path)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("layer")
+        count_along_x(axes)
+        axes.grid(alpha=0.3)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "this encoder has no CLS", ha="center", transform=axes.transAxes)
+    images = len(result.images)
+    if 1 < images <= 8:
+        panels[-1].legend(fontsize=7)
+    title = f"{result.model.name}, weights: {result.model.weights}"
+    drawing.suptitle(title if images == 1 else f"{title}; {images} images", fontsize=10)
+    return drawing

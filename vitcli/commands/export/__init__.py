@@ -1,0 +1,1 @@
+"""How do I write an encoder for another program?"""

@@ -1,0 +1,32 @@
+"""`vitcli export` as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.export.result import ExportResult
+from vitcli.ui.console import table
+
+
+def tables(result: ExportResult) -> Iterator[str | Table]:
+    """The files, the graph's inputs and outputs, and how far it is from eager."""
+    for file in result.files:
+        yield f"[bold]{escape(file.path)}[/]  {file.bytes / 2**20:.1f} MiB"
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield f"{escape(result.model.name)}, opset {result.opset}; {versions}"
+    grid = table()
+    grid.add_column("tensor")
+    grid.add_column("")
+    grid.add_column("shape")
+    for kind, tensors in (("input", result.inputs), ("output", result.outputs)):
+        for tensor in tensors:
+            grid.add_row(tensor.name, kind, "(" + ", ".join(map(str, tensor.shape)) + ")")
+    yield grid
+    batches = " and ".join(map(str, result.checked_batches))
+    yield (
+        f"checked against eager at batch {batches}: largest difference {result.max_error:.1e} "
+        f"(allowed {result.tolerance:.0e})"
+    )

@@ -1,0 +1,1 @@
+"""Which images are nearest to this one?"""

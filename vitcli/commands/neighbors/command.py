@@ -1,0 +1,49 @@
+"""vitcli neighbours"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.ui.options import JsonOption, PlotOption
+from vitcli.ui.output import draw, show
+
+
+def neighbours(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli encode --out DIR` wrote.")
+    ],
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="One of the images in there, or another file.")
+    ],
+    count: Annotated[int, typer.Option("--count", "-k", min=1, metavar="N", help="How many.")] = 10,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Where another file is encoded.")
+    ] = "auto",
+    json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """The images nearest to one, by cosine: whether the vectors make sense, at a glance.
+
+    \b
+    Examples:
+      vitcli neighbours vectors/ cats/001.jpg
+      vitcli neighbours vectors/ another.jpg --plot nearest.png
+    """
+    from vitcli.ui.console import status
+    from vitcli.ui.figures import check_figure_file
+
+    check_figure_file(plot)
+    with status("comparing"):
+        from vitcli.commands.neighbors import analysis
+
+        result = analysis.neighbours(folder, image, count, device)
+    if plot:
+        from vitcli.commands.neighbors.view import figure
+
+        draw(figure(result, analysis.pictures(result)), plot)
+    from vitcli.commands.neighbors.view import tables
+
+    show(result, json, tables)

@@ -1,0 +1,1 @@
+"""Where are an encoder's parameters, operations and bytes?"""

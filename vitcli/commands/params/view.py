@@ -1,0 +1,229 @@
+"""`vitcli params` as tables and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.params.components import (
+    BLOCK_COMPONENTS,
+    COMPONENTS,
+    FRONT_COMPONENTS,
+    LAST_COMPONENTS,
+    OTHER,
+)
+from vitcli.commands.params.result import Component, ModelCosts, ParamsResult
+from vitcli.ui.console import table
+from vitcli.ui.numbers import exact, percent, short
+
+ROOM_FOR_EXACT = 120
+"""Columns of a terminal from which a model's table shows every digit."""
+GAP = 2
+"""Columns between cells: a space of padding and one of the table."""
+SHARE = 5
+"""Width of a share, `24.8%`."""
+TIGHT: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
+NOTE = (
+    "\nMACs: multiply-accumulates of matrix products, Q K^T and A V included.\n"
+    "FLOPs are twice as many."
+)
+
+
+def tables(result: ParamsResult, width: int) -> Iterator[str | Table]:
+    """One model in full, several side by side; `width` is the terminal's, in columns."""
+    if len(result.models) == 1:
+        yield from _single(result.models[0], width >= ROOM_FOR_EXACT)
+    else:
+        yield from _side_by_side(result.models, width)
+    yield NOTE
+
+
+def size(image: tuple[int, int]) -> str:
+    """Height x width."""
+    return f"{image[0]}x{image[1]}"
+
+
+def _present(names: Sequence[str], models: Sequence[ModelCosts]) -> list[str]:
+    """The components that at least one of the models has."""
+    there = {c.name for m in models for c in m.components if c.parameters or c.macs}
+    return [name for name in names if name in there]
+
+
+def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
+    registers = f" with {model.registers} registers" if model.registers else ""
+    yield (
+        f"[bold]{escape(model.name)}[/]  {model.total:,} parameters, "
+        f"{short(model.macs_per_image, 'KMGT')} MACs an image\n"
+        f"{model.depth} blocks, {model.hidden} hidden, {model.heads} heads, "
+        f"MLP {model.mlp_hidden}, patch {model.patch_size}\n"
+        f"image {size(model.image_size)}, {model.tokens} tokens{registers}; "
+        f"{model.bytes / 2**20:,.1f} MiB in {model.dtype}\n"
+    )
+    count = exact if wide else short
+    grid = table(**TIGHT)
+    grid.add_column("component", no_wrap=True)
+    headings = (
+        *("", "weights\nof one", "and its\nbiases", "in all"),
+        *("share", "bytes" if wide else "MiB", "MACs", "share"),
+    )
+    for heading in headings:
+        grid.add_column(heading, justify="right", no_wrap=True)
+
+    def row(name: str, copies: int, one: int, biases: int, whole: tuple[Any, ...]) -> None:
+        parameters, share, size_bytes, macs, macs_share = whole
+        grid.add_row(
+            name,
+            f"x{copies}" if copies > 1 else "",
+            count(one - biases),
+            count(one),
+            count(parameters),
+            percent(share),
+            exact(size_bytes) if wide else f"{size_bytes / 2**20:.1f}" if size_bytes else "",
+            exact(macs) if wide else short(macs, "KMGT"),
+            percent(macs_share),
+        )
+
+    parts = {c.name: c for c in model.components}
+    for names in (FRONT_COMPONENTS, BLOCK_COMPONENTS, LAST_COMPONENTS):
+        for name in _present(names, [model]):
+            c = parts[name]
+            whole = (c.parameters, c.share, c.bytes, c.macs, c.macs_share)
+            row(c.name, c.copies, c.parameters_per_copy, c.biases_per_copy, whole)
+        if names is BLOCK_COMPONENTS:
+            whole = _sums([parts[name] for name in BLOCK_COMPONENTS])
+            grid.add_section()
+            row("one block", model.depth, model.block_parameters, model.block_biases, whole)
+        grid.add_section()
+    totals = (model.total, 1.0, model.bytes, model.macs_per_image, 1.0)
+    row("total", 1, model.total, model.biases, totals)
+    yield grid
+
+
+def _sums(parts: Sequence[Component]) -> tuple[Any, ...]:
+    fields = ("parameters", "share", "bytes", "macs", "macs_share")
+    return tuple(sum(getattr(part, field) for part in parts) for field in fields)
+
+
+def _side_by_side(models: Sequence[ModelCosts], width: int) -> Iterator[Table]:
+    """As many models in a table as fit; short numbers if that puts all in one table."""
+    labels = _rows(models, models[0], exact, exact)
+    room = width - max(len(label) for label, _ in labels)
+
+    def column(model: ModelCosts, wide: bool) -> list[str]:
+        if wide:
+            rows = _rows(models, model, exact, exact)
+        else:
+            rows = _rows(models, model, short, lambda macs: short(macs, "KMGT"))
+        return [model.name, *(cell for _, cell in rows)]
+
+    def needs(column: Sequence[str]) -> int:
+        return GAP + max(map(len, column))
+
+    columns = [column(model, wide=True) for model in models]
+    if sum(map(needs, columns)) > room:
+        columns = [column(model, wide=False) for model in models]
+    while columns:
+        fit = 1
+        while fit < len(columns) and sum(map(needs, columns[: fit + 1])) <= room:
+            fit += 1
+        yield _columns([label for label, _ in labels], columns[:fit])
+        columns = columns[fit:]
+
+
+def _columns(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> Table:
+    grid = table(**TIGHT)
+    grid.add_column("", no_wrap=True)
+    for name, *_ in columns:
+        grid.add_column(escape(name), justify="right", overflow="fold")
+    for label, *cells in zip(labels, *(cells for _, *cells in columns), strict=True):
+        if label.startswith("["):
+            grid.add_section()
+        grid.add_row(label, *cells)
+    return grid
+
+
+def _rows(
+    models: Sequence[ModelCosts],
+    model: ModelCosts,
+    parameters: Callable[[int], str],
+    operations: Callable[[int], str],
+) -> list[tuple[str, str]]:
+    """(label, cell) of one model's column, the same labels for all; `[bold]` opens a section."""
+    parts = {c.name: c for c in model.components}
+
+    def with_share(number: str, share: float) -> str:
+        return f"{number} {percent(share):>{SHARE}}" if number else ""
+
+    def components(
+        field: str, share: str, count: Callable[[int], str]
+    ) -> Iterator[tuple[str, str]]:
+        for names in (FRONT_COMPONENTS, BLOCK_COMPONENTS, LAST_COMPONENTS):
+            for name in _present(names, models):
+                c = parts[name]
+                if any(getattr(p, field) for m in models for p in m.components if p.name == name):
+                    yield f"  {name}", with_share(count(getattr(c, field)), getattr(c, share))
+
+    blocks = _sums([parts[name] for name in BLOCK_COMPONENTS])
+    blank = " " * (SHARE + 1)
+    return [
+        ("hidden", str(model.hidden)),
+        ("blocks", str(model.depth)),
+        ("heads", str(model.heads)),
+        ("MLP", str(model.mlp_hidden)),
+        ("patch", str(model.patch_size)),
+        ("image", size(model.image_size)),
+        ("registers", str(model.registers)),
+        ("tokens", str(model.tokens)),
+        ("[bold]parameters[/]", with_share(parameters(model.total), 1.0)),
+        *components("parameters", "share", parameters),
+        ("  all blocks", with_share(parameters(blocks[0]), blocks[1])),
+        ("  one block", parameters(model.block_parameters) + blank),
+        ("  without biases", parameters(model.total - model.biases) + blank),
+        (f"  MiB in {model.dtype}", f"{model.bytes / 2**20:,.1f}" + blank),
+        ("[bold]MACs an image[/]", with_share(operations(model.macs_per_image), 1.0)),
+        *components("macs", "macs_share", operations),
+        ("  all blocks", with_share(operations(blocks[3]), blocks[4])),
+        ("  one block", operations(model.block_macs) + blank),
+    ]
+
+
+def figure(result: ParamsResult) -> Any:
+    """Two panels, parameters and operations: a bar a model, stacked by component."""
+    from matplotlib.figure import Figure
+
+    models = result.models
+    present = _present([c.name for c in models[0].components], models)
+    colours = component_colours()
+    drawing = Figure(figsize=(10, 1.8 + 0.5 * len(models)), layout="constrained")
+    panels = drawing.subplots(1, 2, sharey=True)
+    for axes, (field, unit, title) in zip(
+        panels,
+        [("parameters", 1e6, "parameters (millions)"), ("macs", 1e9, "MACs an image (billions)")],
+        strict=True,
+    ):
+        left = [0.0] * len(models)
+        for index, name in enumerate(c.name for c in models[0].components):
+            values = [getattr(model.components[index], field) / unit for model in models]
+            if name in present:
+                axes.barh(range(len(models)), values, left=left, color=colours[name], label=name)
+            left = [start + value for start, value in zip(left, values, strict=True)]
+        axes.set_title(title, fontsize=10)
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(
+        range(len(models)), [f"{m.name}\n{size(m.image_size)}" for m in models], fontsize=8
+    )
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
+    return drawing
+
+
+def component_colours() -> dict[str, tuple[float, float, float]]:
+    """A colour for each component of an encoder, the same in every figure."""
+    from matplotlib import colormaps
+
+    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    return dict(zip((*COMPONENTS, OTHER), colours, strict=False))

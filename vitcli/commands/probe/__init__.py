@@ -1,0 +1,1 @@
+"""How good are these embeddings on my labeled images?"""

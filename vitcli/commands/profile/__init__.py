@@ -1,0 +1,1 @@
+"""Where does an encoder's time go on this machine?"""

@@ -1,0 +1,189 @@
+"""Which component the time of a step belongs to.
+
+Ranges are opened by hooks from outside the encoder; torch's profiler records them beside the
+operators. Everything outside a component's range is `OTHER`: residual sums, concatenation of
+tokens, head split and merge, and what Python adds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from vitcli.commands.params.components import (
+    ATTENTION_PRODUCTS,
+    FFN,
+    FINAL_NORM,
+    HEAD,
+    LAYER_SCALE,
+    LN_PRE,
+    NORMS,
+    OTHER,
+    OUTPUT_PROJECTION,
+    PATCH_EMBEDDING,
+    POOLING,
+    POSITIONS,
+    QK_NORM,
+    QKV,
+)
+from vitcli.nn.block import Block
+from vitcli.nn.encoder import VisionEncoder
+
+MARK = "component: "
+BACKWARD = "autograd::engine::evaluate_function: "
+
+Event = Any
+"""A `torch.autograd.profiler_util.FunctionEvent`."""
+
+
+def component_modules(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
+    """Every module that is one component's work, named as `vitcli params` names it.
+
+    None of them contains another one.
+    """
+    front = encoder.front_end
+    points = [(PATCH_EMBEDDING, front.projection), (LN_PRE, front.norm)]
+    for block in encoder.vit.blocks:
+        assert isinstance(block, Block)
+        attention = block.attention
+        points += [
+            (NORMS, block.norm1),
+            (QKV, attention.qkv),
+            (QK_NORM, attention.q_norm),
+            (QK_NORM, attention.k_norm),
+            (ATTENTION_PRODUCTS, attention.attend),
+            (OUTPUT_PROJECTION, attention.proj),
+            (LAYER_SCALE, block.scale1),
+            (NORMS, block.norm2),
+            (FFN, block.feed_forward),
+            (LAYER_SCALE, block.scale2),
+        ]
+    points += [
+        (FINAL_NORM, encoder.vit.norm),
+        (POOLING, encoder.pooling),
+        (POOLING, encoder.pool_norm),
+        (HEAD, encoder.head),
+    ]
+    return [(name, module) for name, module in points if not isinstance(module, nn.Identity)]
+
+
+@contextmanager
+def component_ranges(encoder: VisionEncoder) -> Iterator[None]:
+    """A profiler range around every call of every component, while the context lasts."""
+    with ExitStack() as stack:
+        for name, module in component_modules(encoder):
+            _hook(stack, name, module)
+        position = encoder.front_end.position  # its methods are called, not its forward
+        for method in ("add", "bias", "rotation"):
+            setattr(position, method, _in_range(POSITIONS, getattr(position, method)))
+            stack.callback(delattr, position, method)
+        yield
+
+
+def _hook(stack: ExitStack, name: str, module: nn.Module) -> None:
+    opened: list[record_function] = []
+
+    def enter(_: nn.Module, __: Any) -> None:
+        opened.append(record_function(MARK + name))
+        opened[-1].__enter__()
+
+    def leave(_: nn.Module, __: Any, ___: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    stack.callback(module.register_forward_pre_hook(enter).remove)
+    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+
+
+def _in_range(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function inside a range, and what it returns too, where that is a rotation."""
+
+    def wrapped(*args: Any) -> Any:
+        with record_function(MARK + name):
+            result = function(*args)
+        turns = callable(result) and not isinstance(result, Tensor)
+        return _in_range(name, result) if turns else result
+
+    return wrapped
+
+
+@contextmanager
+def whole_step() -> Iterator[None]:
+    """The range that holds all others: its own time is `OTHER`."""
+    with record_function(MARK + OTHER):
+        yield
+
+
+def component_times(events: Iterable[Event], on_device: bool = False) -> dict[str, float]:
+    """Seconds of each component over all recorded steps, each instant counted once.
+
+    A range's own time is its length less the ranges nested directly in it, so that operators
+    nested in operators never count twice. A step of the backward pass belongs to the component
+    whose forward operator made it; autograd links the two by sequence number.
+
+    Args:
+        on_device: count the accelerator's kernels in place of the CPU's wall time.
+    """
+    events = list(events)
+    owners = _owners(events)
+    component = {
+        id(event): name for event in events if (name := _component(event, owners)) is not None
+    }
+    seconds: dict[str, float] = defaultdict(float)
+    for event in events:
+        if id(event) not in component:
+            continue
+        length = event.device_time_total if on_device else event.time_range.elapsed_us()
+        seconds[component[id(event)]] += length * 1e-6
+        outer = _outer(event, component)
+        if outer is not None:
+            seconds[component[id(outer)]] -= length * 1e-6
+    return dict(seconds)
+
+
+def _component(event: Event, owners: Mapping[int, str]) -> str | None:
+    if event.name.startswith(MARK):
+        name: str = event.name.removeprefix(MARK)
+        return name
+    if event.name.startswith(BACKWARD):
+        return owners.get(event.sequence_nr, OTHER)
+    return None
+
+
+def _outer(event: Event, known: Mapping[int, Any]) -> Event | None:
+    """The nearest enclosing event among the known."""
+    outer = event.cpu_parent
+    while outer is not None and id(outer) not in known:
+        outer = outer.cpu_parent
+    return outer
+
+
+def _owners(events: Iterable[Event]) -> dict[int, str]:
+    """For each sequence number, the component of the forward operator that took it.
+
+    Operators that record nothing for autograd carry the number of the next one that does, so the
+    last to carry a number is the one that took it.
+    """
+    marks = {id(e): e for e in events if e.name.startswith(MARK)}
+    owners: dict[int, str] = {}
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        backward = event.name.startswith(BACKWARD) or _inside_backward(event)
+        if event.sequence_nr < 0 or backward or id(event) in marks:
+            continue
+        outer = _outer(event, marks)
+        if outer is not None:
+            owners[event.sequence_nr] = outer.name.removeprefix(MARK)
+    return owners
+
+
+def _inside_backward(event: Event) -> bool:
+    outer = event.cpu_parent
+    while outer is not None:
+        if outer.name.startswith(BACKWARD):
+            return True
+        outer = outer.cpu_parent
+    return False

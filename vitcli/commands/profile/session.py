@@ -1,0 +1,227 @@
+"""The work on one batch after another, and what earlier batches taught."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vitcli.commands.params.analysis import component_costs
+from vitcli.commands.profile.machine import gemm_gflops, gemm_shapes, timed
+from vitcli.commands.profile.memory import (
+    available_memory,
+    is_out_of_memory,
+    least_memory,
+    peak_memory,
+    return_freed_memory,
+)
+from vitcli.commands.profile.recording import component_table, operator_table, record, write_trace
+from vitcli.commands.profile.result import Comparison, ProfileRun, WallTime
+from vitcli.commands.profile.settings import ProfileSettings
+from vitcli.engines.engine import Engine
+from vitcli.errors import VitcliError
+from vitcli.inference import Advance
+from vitcli.model import LoadedModel
+from vitcli.nn.attention import FusedAttention
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.hooks import attentions
+
+FEWEST_RUNS, MOST_RUNS, ENOUGH_S = 5, 30, 15.0
+"""Without a number of runs: at least 5, at most 30, and no new one after 15 s of them."""
+RECORDED_S, MOST_RECORDED = 2.0, 10
+"""Steps under the profiler: as many as fit in 2 s, one to ten."""
+GIB = 2**30
+
+
+def random_images(model: LoadedModel, batch: int) -> Tensor:
+    """Standard normal pixels, (B, C, height, width), the same on every run."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, model.config.encoder.channels, *model.input_size)
+    return torch.randn(shape, generator=generator).to(model.device, model.dtype)
+
+
+def training_step(encoder: VisionEncoder, images: Tensor) -> None:
+    """Forward, a loss on everything the encoder answers, backward; gradients are dropped."""
+    output: EncoderOutput = encoder(images)
+    answers = (output.tokens, output.pooled, output.output)
+    losses = [answer.float().square().mean() for answer in answers if answer is not None]
+    torch.stack(losses).sum().backward()
+    encoder.zero_grad(set_to_none=True)
+
+
+def spread(values: Sequence[float]) -> WallTime:
+    """Median, 10th and 90th percentile (linear between neighbours).
+
+    Raises:
+        VitcliError: a value that is not positive and finite (exit code 1).
+    """
+    if not values or any(not (math.isfinite(value) and value > 0) for value in values):
+        raise VitcliError(
+            "the clock gave a time that is not positive and finite",
+            "run it again; a larger --batch if the encoder is tiny",
+            exit_code=1,
+        )
+    if len(values) == 1:
+        return WallTime(values[0], values[0], values[0])
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return WallTime(statistics.median(values), tenths[0], tenths[-1])
+
+
+class Session:
+    """The runs of one call of `vitcli profile`."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: ProfileSettings,
+        engines: Sequence[Engine],
+        advance: Advance,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.engines = engines
+        self.costs = component_costs(model.config.encoder, model.input_size)
+        self.macs = sum(cost.total.macs for cost in self.costs)
+        rows, columns = model.config.encoder.grid_at(model.input_size)
+        self.tokens = model.encoder.prefix_tokens + rows * columns
+        self.comparisons: list[Comparison] = []
+        self._peaks: dict[int, int] = {}
+        self._trace = settings.trace
+        self._advance = advance
+        self._planned = settings.runs or FEWEST_RUNS
+        passes = self._planned + 3  # warm-up, memory, profiler
+        self._todo = sum(settings.batches) * len(engines) * passes
+        self._done = 0
+        model.encoder.train(settings.backward)
+
+    def answer(self, batch: int) -> list[ProfileRun]:
+        """A row for each engine; out of memory is a row that says so."""
+        fused = isinstance(attentions(self.model.encoder)[0].attend, FusedAttention)
+        kind = "fused" if fused else "explicit"
+        blank = [ProfileRun(batch, engine.name, kind) for engine in self.engines]
+        refusal = self._too_large(batch)
+        if refusal:
+            return [replace(run, error=refusal) for run in blank]
+        try:
+            return self._measured(blank, random_images(self.model, batch))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return [replace(run, error="out of memory") for run in blank]
+        finally:
+            return_freed_memory()
+
+    def _measured(self, blank: Sequence[ProfileRun], images: Tensor) -> list[ProfileRun]:
+        steps = {engine.name: self._step(engine, images) for engine in self.engines}
+        runs = {run.engine: self._warmed(run, steps[run.engine]) for run in blank}
+        alive = [name for name, run in runs.items() if run.error is None]
+        times = self._times(len(images), {name: steps[name] for name in alive})
+        if alive:
+            rate = gemm_gflops(
+                gemm_shapes(self.model.encoder),
+                len(images) * self.tokens,
+                self.model.device,
+                self.model.dtype,
+            )
+        for name in alive:
+            run = self._figures(runs[name], times[name], rate)
+            runs[name] = self._recorded(run, steps[name])
+            if name != alive[0]:
+                ratios = [a / b for a, b in zip(times[alive[0]], times[name], strict=True)]
+                self.comparisons.append(Comparison(run.batch, name, alive[0], spread(ratios)))
+        return list(runs.values())
+
+    def _step(self, engine: Engine, images: Tensor) -> Callable[[], object]:
+        if self.settings.backward:
+            return lambda: training_step(self.model.encoder, images)
+        return lambda: engine.run(images)
+
+    def _warmed(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
+        """The first step, and memory in the second."""
+        try:
+            first = timed(step, self.model.device)
+            peak = peak_memory(step, self.model.device)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return replace(run, error="out of memory")
+        self._progress(2 * run.batch)
+        if peak is not None:
+            self._peaks[run.batch] = max(peak, self._peaks.get(run.batch, 0))
+        return replace(run, warmup_s=first, peak_bytes=peak)
+
+    def _times(self, batch: int, steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+        """Wall seconds of each engine's steps, taken in turn."""
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        done, spent = 0, 0.0
+        while steps and self._wants_more(done, spent / len(steps)):
+            for name, step in steps.items():
+                times[name].append(timed(step, self.model.device))
+                spent += times[name][-1]
+                if done < self._planned:
+                    self._progress(batch)
+            done += 1
+        return times
+
+    def _wants_more(self, done: int, seconds: float) -> bool:
+        if self.settings.runs is not None:
+            return done < self.settings.runs
+        return done < FEWEST_RUNS or (done < MOST_RUNS and seconds < ENOUGH_S)
+
+    def _figures(self, run: ProfileRun, times: Sequence[float], gemm: float) -> ProfileRun:
+        wall = spread(times)
+        passes = 3 if self.settings.backward else 1  # the backward pass is two of the forward
+        gflops = 2 * self.macs * run.batch * passes / wall.median / 1e9
+        return replace(
+            run,
+            timed_runs=len(times),
+            wall_s=wall,
+            images_per_s=run.batch / wall.median,
+            gflops=gflops,
+            gemm_gflops=gemm,
+            gemm_fraction=gflops / gemm,
+        )
+
+    def _recorded(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
+        """The components and operators of a run, from steps under the profiler."""
+        assert run.wall_s is not None
+        if run.engine == "onnx":  # torch's profiler sees nothing of it
+            self._progress(run.batch)
+            return run
+        steps = max(1, min(MOST_RECORDED, int(RECORDED_S / run.wall_s.median)))
+        device = self.model.device
+        recording = record(step, self.model.encoder, device, steps)
+        if self._trace:
+            write_trace(record(step, self.model.encoder, device, 1), self._trace)
+            self._trace = None
+        self._progress(run.batch)
+        eager = run.engine == "eager"
+        return replace(
+            run,
+            components=component_table(recording, self.costs, device, steps) if eager else (),
+            ops=operator_table(recording, self.settings.ops, device, steps),
+        )
+
+    def _too_large(self, batch: int) -> str | None:
+        """Why a batch is not tried: Linux would end the process where it runs out of memory."""
+        free = available_memory(self.model.device)
+        if free is None:
+            return None
+        needed = batch * least_memory(
+            self.model.config.encoder, self.tokens, self.model.input_size, self.model.dtype.itemsize
+        )
+        smaller = [known for known in self._peaks if known <= batch]
+        if smaller:  # grows in proportion at most
+            known = max(smaller)
+            needed = max(needed, self._peaks[known] * batch // known)
+        if needed <= free:
+            return None
+        return f"out of memory: needs about {needed / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
+
+    def _progress(self, images: int) -> None:
+        self._done += images
+        self._advance(self._done, self._todo)

@@ -1,0 +1,200 @@
+"""`vitcli profile` as tables and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.profile.result import ProfileResult, ProfileRun
+from vitcli.ui.console import table
+from vitcli.ui.numbers import plural
+
+
+def seconds(value: float) -> str:
+    """Three digits in the unit that suits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{_three_digits(value / size)} {unit}"
+    return f"{_three_digits(value / 1e-6)} us"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f}"
+
+
+def size(count: int | None) -> str:
+    if count is None:
+        return "-"
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def tables(result: ProfileResult) -> Iterator[str | Table]:
+    """The machine, the runs, each engine against the first, components, operators, the answer."""
+    model, machine = result.model, result.machine
+    height, width = result.image_size
+    yield (
+        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, "
+        f"{height}x{width} px, {result.tokens} tokens, "
+        f"{result.macs_per_image / 1e9:.2f} G multiply-accumulates an image"
+    )
+    yield (
+        f"{result.step}, {machine.dtype}, {escape(machine.device)}, "
+        f"{plural(machine.threads, 'thread')}; {escape(machine.processor)}, {machine.system}, "
+        f"torch {machine.torch}"
+    )
+    yield _runs(result)
+    for run in result.runs:
+        if run.error:
+            yield f"[yellow]batch {run.batch}, {run.engine}: {escape(run.error)}[/]"
+    for engine in result.engines:
+        facts = [engine.note] if engine.note else []
+        if engine.prepare_s:
+            facts.append(f"prepared in {seconds(engine.prepare_s)}")
+        if engine.max_error is not None:
+            facts.append(f"outputs within {engine.max_error:.1e} of eager")
+        if facts:
+            yield f"{engine.engine}: {escape(', '.join(facts))}"
+    if result.comparisons:
+        yield _comparisons(result)
+    componented = [run for run in result.runs if run.components]
+    if componented:
+        yield _components(componented)
+    for run in result.runs:
+        if run.ops:
+            yield _operators(run)
+    yield f"[bold]{escape(result.verdict)}[/]"
+
+
+def _runs(result: ProfileResult) -> Table:
+    grid = table()
+    grid.add_column("batch", justify="right")
+    engines = {run.engine for run in result.runs}
+    if len(engines) > 1:
+        grid.add_column("engine")
+    for name in ("median", "p10", "p90", "images/s", "peak", "GFLOP/s", "of GEMM", "first"):
+        grid.add_column(name, justify="right")
+    for run in result.runs:
+        cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
+        if run.wall_s is None:
+            grid.add_row(*cells, "[yellow]no answer[/]")
+            continue
+        assert run.images_per_s and run.gflops and run.gemm_fraction and run.warmup_s
+        wall = run.wall_s
+        grid.add_row(
+            *cells,
+            *(seconds(value) for value in (wall.median, wall.p10, wall.p90)),
+            f"{run.images_per_s:.4g}",
+            size(run.peak_bytes),
+            f"{run.gflops:.4g}",
+            f"{run.gemm_fraction:.0%}",
+            seconds(run.warmup_s),
+        )
+    return grid
+
+
+def _comparisons(result: ProfileResult) -> Table:
+    baseline = result.comparisons[0].baseline
+    grid = table(f"Speed against {baseline}, steps in turn (above 1 is faster)")
+    grid.add_column("batch", justify="right")
+    grid.add_column("engine")
+    for name in ("median", "p10", "p90"):
+        grid.add_column(name, justify="right")
+    for item in result.comparisons:
+        ratio = item.speed_ratio
+        grid.add_row(
+            str(item.batch),
+            item.engine,
+            *(f"{value:.2f}x" for value in (ratio.median, ratio.p10, ratio.p90)),
+        )
+    return grid
+
+
+def _components(runs: list[ProfileRun]) -> Table:
+    """A row a component; for each batch its own time in a step and its share."""
+    grid = table("Components: own time and share of each batch (eager, under the profiler)")
+    grid.add_column("component", no_wrap=True)
+    for run in runs:
+        grid.add_column(f"batch {run.batch}", justify="right")
+        grid.add_column("share", justify="right")
+    grid.add_column("of ops", justify="right")
+    names = list(dict.fromkeys(part.name for run in runs for part in run.components))
+    for name in names:
+        cells = []
+        flop_share = 0.0
+        for run in runs:
+            part = {item.name: item for item in run.components}.get(name)
+            cells += ["-", "-"] if part is None else [seconds(part.self_s), f"{part.share:.1%}"]
+            flop_share = part.flop_share if part else flop_share
+        grid.add_row(name, *cells, f"{flop_share:.1%}")
+    grid.add_section()
+    totals = []
+    for run in runs:
+        totals += [
+            seconds(sum(part.self_s for part in run.components)),
+            f"{sum(part.share for part in run.components):.1%}",
+        ]
+    grid.add_row("total", *totals, f"{sum(part.flop_share for part in runs[0].components):.1%}")
+    return grid
+
+
+def _operators(run: ProfileRun) -> Table:
+    grid = table(f"Operators of torch's profiler, batch {run.batch}, {run.engine}")
+    grid.add_column("operator")
+    for name in ("calls", "self time", "share"):
+        grid.add_column(name, justify="right")
+    for item in run.ops:
+        grid.add_row(
+            escape(item.name), f"{item.calls:g}", seconds(item.self_s), f"{item.share:.1%}"
+        )
+    return grid
+
+
+def figure(result: ProfileResult) -> Any:
+    """Shares of the components per batch, and throughput against batch, one line an engine."""
+    from matplotlib.figure import Figure
+
+    from vitcli.commands.params.view import component_colours
+
+    drawing = Figure(figsize=(10, 4), layout="constrained")
+    shares, speed = drawing.subplots(1, 2)
+    runs = [run for run in result.runs if run.components]
+    bottoms = [0.0] * len(runs)
+    names = dict.fromkeys(part.name for run in runs for part in run.components)
+    colours = component_colours()
+    for name in names:
+        heights = [
+            next((part.share for part in run.components if part.name == name), 0.0) for run in runs
+        ]
+        batches = [str(run.batch) for run in runs]
+        shares.bar(batches, heights, bottom=bottoms, label=name, color=colours[name])
+        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+    shares.set(title="share of the time (eager)", xlabel="batch", ylim=(0, 1))
+    if runs:
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        shares.legend(fontsize=7, reverse=True, **place)  # as the bars are stacked
+    else:
+        shares.text(0.5, 0.5, "components are of the eager engine", ha="center")
+    for engine in dict.fromkeys(run.engine for run in result.runs):
+        points = [
+            (run.batch, run.images_per_s)
+            for run in result.runs
+            if run.engine == engine and run.images_per_s
+        ]
+        if points:
+            speed.plot(*zip(*sorted(points), strict=True), marker="o", label=engine)
+    fastest = max((run.images_per_s or 0.0 for run in result.runs), default=0.0)
+    speed.set(title="throughput", xlabel="batch", ylabel="images/s", ylim=(0, 1.1 * fastest or 1))
+    speed.set_xscale("log", base=2)
+    timed = sorted({run.batch for run in result.runs})
+    speed.set_xticks(timed, [str(batch) for batch in timed])
+    speed.grid(alpha=0.3)
+    speed.legend(fontsize=8)
+    drawing.suptitle(
+        f"{result.model.name}, {result.step}, {result.machine.dtype}, "
+        f"{result.machine.processor}, {plural(result.machine.threads, 'thread')}",
+        fontsize=10,
+    )
+    return drawing

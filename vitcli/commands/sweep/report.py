@@ -1,0 +1,259 @@
+"""What a sweep has found so far, read from its directory; nothing needs to be finished."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vitcli.commands.sweep.expand import belongs, expand
+from vitcli.commands.sweep.metrics import lookup
+from vitcli.commands.sweep.options import canonical
+from vitcli.commands.sweep.remote import elsewhere
+from vitcli.commands.sweep.result import Curve, Spread, SweepGroup, SweepReport, SweepTrial
+from vitcli.commands.sweep.spec import Sweep
+from vitcli.commands.sweep.trialdir import Results, TrialDir
+from vitcli.config.load import nearest
+from vitcli.config.yaml import parse_value
+from vitcli.errors import VitcliError
+
+OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "!=": operator.ne,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+Item = TypeVar("Item")
+FACTS = ("id", "state", "wall_s", "attempts", "host")
+"""What can be sorted and filtered by, beside parameters and metrics."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Which trials to show, in which order, and which belong together.
+
+    `where` holds conditions such as `lr<=0.01`, all of which must be met; `sort` a name, or `-name`
+    for the largest first; `group` the keys of a grouping (None: all that varies but the seeds).
+    """
+
+    where: tuple[str, ...] = ()
+    sort: str | None = None
+    group: tuple[str, ...] | None = None
+    stale: bool = False
+    """Also trials of the directory that the sweep's file no longer asks for."""
+
+
+def report(sweep: Sweep, results: Results, view: View | None = None) -> SweepReport:
+    """Gather the trials of a sweep.
+
+    Raises:
+        VitcliError: a name in the view that no trial has.
+    """
+    view = view or View()
+    trials = _trials(sweep, results, view.stale)
+    states = dict(Counter(trial.state for trial in trials))
+    names = _names(sweep, trials)
+    for condition in view.where:
+        trials = [t for t in trials if _meets(t, condition, names)]
+    if view.sort:
+        trials = _sorted(trials, view.sort, names)
+    keys = sweep.axes if view.group is None else [_known(key, names) for key in view.group]
+    groups = _groups(trials, keys, sweep)
+    if view.sort and view.sort.lstrip("-") in sweep.metrics:
+        name = view.sort.lstrip("-")
+        groups = _in_order(groups, lambda g: _mean(g, name), view.sort.startswith("-"))
+    search = sweep.search
+    return SweepReport(
+        name=sweep.name,
+        question=sweep.question,
+        command=sweep.command,
+        directory=str(results.root),
+        axes=tuple(sweep.axes),
+        seeds=next(iter(sweep.repeat), ""),
+        grouped_by=tuple(keys),
+        metrics=tuple(sweep.metrics),
+        states=states,
+        objective=f"{search.direction} {sweep.objective}" if search else "",
+        curve_names=(sweep.curve.x, sweep.curve.y) if sweep.curve else (),
+        trials=tuple(trials),
+        groups=tuple(groups),
+    )
+
+
+def never_found(found: SweepReport) -> list[str]:
+    """Metrics that stand in no finished trial's result: most likely a path with a mistake."""
+    done = [trial for trial in found.trials if trial.state == "done"]
+    return [
+        name for name in found.metrics if done and all(t.metrics.get(name) is None for t in done)
+    ]
+
+
+def _trials(sweep: Sweep, results: Results, stale: bool) -> list[SweepTrial]:
+    planned = {trial.id: trial.params for trial in expand(sweep)}
+    found: dict[str, SweepTrial] = {}
+    there = {place.path.name: place for place in results.trials()} if results.root.is_dir() else {}
+    remote = elsewhere(sweep, results) if sweep.storage else {}
+    for id, params in planned.items():
+        if id in there:
+            found[id] = _local(id, there[id], sweep)
+        else:
+            found[id] = remote.get(id) or _pending(id, params)
+    for id, place in there.items():
+        if id not in found:
+            trial = _local(id, place, sweep)
+            if stale or (sweep.search and belongs(sweep, trial.params)):
+                found[id] = trial
+    if sweep.search:
+        started = {id: _age(there[id]) for id in found if id in there}
+        found = dict(sorted(found.items(), key=lambda item: started.get(item[0], 0.0)))
+        found.update({id: trial for id, trial in remote.items() if id not in found})
+    return list(found.values())
+
+
+def _age(place: TrialDir) -> float:
+    return place.status().started or 0.0
+
+
+def _pending(id: str, params: Mapping[str, Any]) -> SweepTrial:
+    return SweepTrial(id, "pending", dict(params), {}, None, 0, "", "", "", "", "")
+
+
+def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
+    status, config = place.status(), place.config() or {}
+    result = place.result() if status.state == "done" else None
+    state = status.state
+    if state == "running" and not place.is_held():
+        state = "interrupted"
+    curve = None
+    if sweep.curve and result is not None:
+        xs, ys = lookup(result, sweep.curve.x), lookup(result, sweep.curve.y)
+        if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
+            curve = Curve(tuple(xs), tuple(ys))
+    return SweepTrial(
+        id=id,
+        state=state,
+        params=config.get("params", {}),
+        metrics={name: lookup(result, path) for name, path in sweep.metrics.items()}
+        if result is not None
+        else {},
+        wall_s=status.wall_s,
+        attempts=status.attempts,
+        error=status.error,
+        command=config.get("run", ""),
+        cwd=config.get("cwd", ""),
+        directory=str(place.path),
+        host=status.host,
+        curve=curve,
+        threads=status.threads,
+    )
+
+
+# -- names, conditions, order ------------------------------------------------------------------
+
+
+def _names(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[str]:
+    params = dict.fromkeys(key for trial in trials for key in trial.params)
+    return [*params, *sweep.metrics, *FACTS]
+
+
+def _known(name: str, names: Sequence[str]) -> str:
+    name = canonical(name.strip())
+    ends = [key for key in names if key.rsplit(".", 1)[-1] == name]
+    if name not in names and len(ends) == 1:  # as the tables' headings say it
+        return ends[0]
+    if name not in names:
+        raise VitcliError(f"no trial has a {name!r}", nearest(name, list(names)))
+    return name
+
+
+def value_of(trial: SweepTrial, name: str) -> Any:
+    """A parameter, a metric or a fact of a trial; None where it has none."""
+    for values in (trial.metrics, trial.params):
+        if name in values:
+            return values[name]
+    return getattr(trial, name) if name in FACTS else None
+
+
+def _meets(trial: SweepTrial, condition: str, names: Sequence[str]) -> bool:
+    match = re.fullmatch(r"([^<>=!]+)(<=|>=|!=|=|<|>)(.*)", condition)
+    if not match:
+        raise VitcliError(f"--where {condition}: expected NAME=VALUE", "for example 'lr<=0.01'")
+    name, sign, text = match.groups()
+    value = value_of(trial, _known(name, names))
+    wanted = parse_value(text, f"--where {condition}")
+    if sign in ("=", "!="):
+        return OPERATORS[sign](value, wanted)
+    try:
+        return OPERATORS[sign](value, wanted)
+    except TypeError:  # a trial that has not finished has no number to compare
+        return False
+
+
+def _sorted(trials: list[SweepTrial], sort: str, names: Sequence[str]) -> list[SweepTrial]:
+    name = _known(sort.removeprefix("-"), names)
+    return _in_order(trials, lambda trial: value_of(trial, name), sort.startswith("-"))
+
+
+def _in_order(items: list[Item], key: Callable[[Item], Any], down: bool) -> list[Item]:
+    """Sorted by numbers, then words; items without a value last, whatever the direction."""
+    have = [item for item in items if key(item) is not None]
+    have.sort(key=lambda item: _rank(key(item)), reverse=down)
+    return have + [item for item in items if key(item) is None]
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, int | float) else (1, str(value))
+
+
+# -- groups --------------------------------------------------------------------------------------
+
+
+def _groups(trials: Sequence[SweepTrial], keys: Sequence[str], sweep: Sweep) -> list[SweepGroup]:
+    members: dict[str, list[SweepTrial]] = {}
+    for trial in trials:
+        mark = json.dumps([value_of(trial, key) for key in keys], sort_keys=True)
+        members.setdefault(mark, []).append(trial)
+    groups = []
+    for group in members.values():
+        done = [trial for trial in group if trial.state == "done"]
+        seconds = [trial.wall_s for trial in done if trial.wall_s is not None]
+        values = {n: [t.metrics.get(n) for t in done] for n in sweep.metrics}
+        groups.append(
+            SweepGroup(
+                params={key: value_of(group[0], key) for key in keys},
+                trials=tuple(trial.id for trial in done),
+                metrics={n: s for n, v in values.items() if (s := spread(v))},
+                words={n: dict(c) for n, v in values.items() if (c := _words(v))},
+                wall_s=statistics.fmean(seconds) if seconds else None,
+            )
+        )
+    return groups
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def spread(values: Sequence[Any]) -> Spread | None:
+    """Mean and spread of those values that are numbers."""
+    numbers = [float(v) for v in values if _is_number(v)]
+    if not numbers:
+        return None
+    std = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Spread(len(numbers), statistics.fmean(numbers), std, min(numbers), max(numbers))
+
+
+def _words(values: Sequence[Any]) -> Counter[str]:
+    words = (v for v in values if isinstance(v, str | bool))
+    return Counter(str(v).lower() if isinstance(v, bool) else v for v in words)
+
+
+def _mean(group: SweepGroup, name: str) -> float | None:
+    return group.metrics[name].mean if name in group.metrics else None

@@ -1,0 +1,267 @@
+"""`vitcli sweep` as tables and as live progress."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vitcli.commands.sweep.result import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
+from vitcli.ui.console import note, stream, table
+from vitcli.ui.numbers import plural
+
+if TYPE_CHECKING:
+    from vitcli.commands.sweep.analysis import Event
+
+SHORT_ID = 6
+
+
+def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
+    """What was asked, the table of groups or of trials, and how many trials stand how."""
+    yield f"[bold]{escape(report.name)}[/]  vitcli {escape(report.command)}"
+    if report.question:
+        yield escape(report.question)
+    grouped = not each and (bool(report.seeds) or report.grouped_by != report.axes)
+    yield _group_table(report) if grouped else _trial_table(report)
+    yield _summary(report)
+    errors = [t for t in report.trials if t.error and t.state in ("failed", "killed")]
+    for trial in errors[:5]:
+        yield f"[red]{trial.state}[/] {trial.id[:SHORT_ID]}: {escape(trial.error)}"
+    if len(errors) > 5:
+        yield f"and {len(errors) - 5} more"
+    if report.objective and (best := _best(report)):
+        ids = " ".join(trial.id[:SHORT_ID] for trial in best)
+        yield f"best ({escape(report.objective)}): {ids}"
+        yield f"run: {escape(reproducing(best[0]))}"
+
+
+def one_trial(trial: SweepTrial) -> Iterator[str]:
+    """Everything about one trial, the command that reproduces it last."""
+    yield f"[bold]{trial.id}[/]  {trial.state}"
+    if trial.wall_s is not None:
+        tries = f", attempt {trial.attempts}" if trial.attempts > 1 else ""
+        yield f"took {duration(trial.wall_s)} on {escape(trial.host)}{tries}"
+    for name, value in (*trial.params.items(), *trial.metrics.items()):
+        yield f"  {escape(name)}: {escape(text(value))}"
+    if trial.error:
+        yield f"[red]{escape(trial.error)}[/]"
+    if trial.directory:
+        yield f"files: {escape(trial.directory)}"
+    yield f"run:   {escape(reproducing(trial) or 'not started yet')}"
+
+
+def reproducing(trial: SweepTrial) -> str:
+    """A shell's line that runs the trial again, from wherever it is typed."""
+    if not trial.command:
+        return ""
+    threads = f"OMP_NUM_THREADS={trial.threads} " if trial.threads else ""
+    return f"(cd {shlex.quote(trial.cwd)} && {threads}{trial.command})"
+
+
+def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
+    """The trials that a run would go through."""
+    yield f"[bold]{escape(plan.name)}[/]"
+    if plan.trials:
+        grid = table()
+        grid.add_column("trial", no_wrap=True)
+        grid.add_column("state")
+        grid.add_column("command", overflow="fold")
+        for trial in plan.trials:
+            grid.add_row(trial.id[:SHORT_ID], trial.state, escape(trial.command))
+        yield grid
+        yield f"{plural(len(plan.trials), 'trial')}, {plan.to_run} to run"
+    if plan.draws:
+        seeds = f", {plan.seeds_each} seeds each" if plan.seeds_each > 1 else ""
+        yield f"up to {plan.draws} more points to draw from {', '.join(plan.axes)}{seeds}"
+
+
+def _group_table(report: SweepReport) -> Table:
+    """With as much beside the metrics as the terminal has room for."""
+    console = stream()
+    options = console.options.update(max_width=sys.maxsize)
+    grid = table()
+    for facts in (("n", "time", "trials"), ("n", "time"), ("n",)):
+        grid = _groups_with(report, facts)
+        if console.measure(grid, options=options).maximum <= console.width:
+            break
+    return grid
+
+
+def _groups_with(report: SweepReport, facts: Sequence[str]) -> Table:
+    grid = table()
+    for key in report.grouped_by:
+        grid.add_column(_heading(key), overflow="fold")
+    for name in report.metrics:
+        grid.add_column(_heading(name), justify="right")
+    for fact in facts:
+        last = fact == "trials"
+        grid.add_column(fact, justify="left" if last else "right", no_wrap=not last)
+    for group in report.groups:
+        told = {
+            "n": str(len(group.trials)),
+            "time": "" if group.wall_s is None else duration(group.wall_s),
+            "trials": " ".join(id[:SHORT_ID] for id in group.trials),
+        }
+        grid.add_row(
+            *(escape(text(value)) for value in group.params.values()),
+            *(escape(_cell(group, name)) for name in report.metrics),
+            *(told[fact] for fact in facts),
+        )
+    return grid
+
+
+def _trial_table(report: SweepReport) -> Table:
+    grid = table()
+    grid.add_column("trial", no_wrap=True)
+    grid.add_column("state")
+    keys = [*report.axes, *([report.seeds] if report.seeds else [])]
+    for key in keys:
+        grid.add_column(_heading(key), overflow="fold")
+    for name in report.metrics:
+        grid.add_column(_heading(name), justify="right")
+    grid.add_column("time", justify="right")
+    for trial in report.trials:
+        grid.add_row(
+            trial.id[:SHORT_ID],
+            trial.state,
+            *(escape(text(trial.params.get(key))) for key in keys),
+            *(escape(text(trial.metrics.get(name), "")) for name in report.metrics),
+            "" if trial.wall_s is None else duration(trial.wall_s),
+        )
+    return grid
+
+
+def _heading(key: str) -> str:
+    """The last word of a dotted key: the whole is in the file and in the JSON."""
+    return escape(key.rsplit(".", 1)[-1])
+
+
+def _cell(group: SweepGroup, name: str) -> str:
+    if name in group.metrics:
+        return spread_text(group.metrics[name])
+    return ", ".join(f"{word} {count}" for word, count in group.words.get(name, {}).items())
+
+
+def spread_text(spread: Spread) -> str:
+    """`0.9712 ± 0.0031`: the spread to two digits, the mean to the same place."""
+    if spread.std is None:
+        return text(spread.mean)
+    if spread.std == 0:
+        whole = float(spread.mean).is_integer()
+        return (f"{spread.mean:,.0f}" if whole else text(spread.mean)) + " ± 0"
+    size, unit = _unit(spread.mean)
+    mean, std = spread.mean / size, spread.std / size
+    if abs(mean) < 1e-4:
+        return f"{mean:.4g}{unit} ± {std:.2g}{unit}"
+    digits = max(0, min(6, -int(f"{std:e}".split("e")[1]) + 1))
+    return f"{mean:.{digits}f}{unit} ± {std:.{digits}f}{unit}"
+
+
+def text(value: Any, missing: str = "-") -> str:
+    """A value for a cell: four digits of a number, YAML's words for the rest."""
+    if value is None:
+        return missing
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        size, unit = _unit(value)
+        return f"{value / size:.4g}{unit}"
+    return str(value)
+
+
+def _unit(value: float) -> tuple[float, str]:
+    """What to divide a large number by, and the letter that says so."""
+    if not math.isfinite(value):
+        return 1.0, ""
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return next((u for u in units if abs(value) >= max(u[0], 1e5)), (1.0, ""))
+
+
+def duration(seconds: float) -> str:
+    """`0.31 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _summary(report: SweepReport) -> str:
+    total = sum(report.states.values())
+    others = [f"{n} {state}" for state, n in sorted(report.states.items()) if state != "done"]
+    spent = sum(t.wall_s for t in report.trials if t.wall_s is not None)
+    words = [f"{report.states.get('done', 0)} of {total} trials done", *others]
+    shown = "" if len(report.trials) == total else f"; {len(report.trials)} shown"
+    return f"{', '.join(words)}; {duration(spent)} of trials{shown}"
+
+
+def _best(report: SweepReport) -> list[SweepTrial]:
+    """The trials of the best point, by its mean over the seeds; of points with all their seeds."""
+    direction, _, metric = report.objective.partition(" ")
+    points: dict[str, list[SweepTrial]] = {}
+    for trial in report.trials:
+        if isinstance(trial.metrics.get(metric), int | float):
+            point = {k: v for k, v in trial.params.items() if k != report.seeds}
+            points.setdefault(str(sorted(point.items())), []).append(trial)
+    most = max(map(len, points.values()), default=0)
+    whole = [point for point in points.values() if len(point) == most]
+    if not whole:
+        return []
+    pick: Callable[..., list[SweepTrial]] = max if direction == "maximize" else min
+    return pick(whole, key=lambda point: statistics.fmean(t.metrics[metric] for t in point))
+
+
+@contextmanager
+def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
+    """Done, running, failed and time left on stderr: a live line on a terminal, else a log.
+
+    It draws only when it is told something: a second thread beside the one that starts the trials
+    would make starting them unsafe.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.description}"))
+    live = console.is_terminal
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not live)
+    with bar:
+        task = bar.add_task("starting", total=total)
+        ended = 0
+
+        def tell(event: Event) -> None:
+            nonlocal ended
+            counts = event.counts
+            if event.text and live:
+                bar.console.print(f"[dim]note:[/] {escape(event.text)}", highlight=False)
+            elif event.text:
+                note(event.text)
+            words = _standing(event)
+            bar.update(task, completed=counts.total - counts.left, description=words)
+            bar.refresh()
+            now = counts.total - counts.left
+            if not live and now != ended:
+                sys.stderr.write(words + "\n")
+            ended = now
+
+        yield tell
+
+
+def _standing(event: Event) -> str:
+    counts = event.counts
+    words = [f"{counts.done}/{counts.total} done", f"{counts.running} running"]
+    words += [f"{counts.failed} failed"] if counts.failed else []
+    words += [f"{counts.pruned} pruned"] if counts.pruned else []
+    if event.seconds_left is not None and counts.left:
+        words.append(f"about {duration(event.seconds_left)} left")
+    return ", ".join(words)

@@ -1,0 +1,198 @@
+"""Data sets on disk: a folder for each class, or published files; torchvision reads most of them.
+
+CIFAR's files are pickles: torchvision opens them only if their MD5 is that of the published ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitcli.commands.train.seeds import derived_seed
+from vitcli.config.training import ImagesData
+from vitcli.errors import VitcliError
+
+Items = Sequence[tuple[Any, int]]
+"""Images, as a path or a PIL image, and their labels, by index."""
+
+MARKS: dict[str, tuple[str, ...]] = {
+    "cifar10": ("cifar-10-batches-py/batches.meta", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python/meta", "cifar-100-python.tar.gz"),
+    "fashion-mnist": ("FashionMNIST/raw/train-images-idx3-ubyte",),
+    "mnist": ("MNIST/raw/train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"),
+}
+"""Files that tell a published set from a folder for each class."""
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+"""The classes of Fashion-MNIST (Xiao et al. 2017, table 2)."""
+EXAMPLE = "a folder for each class, or CIFAR's or MNIST's own files"
+
+
+def torchvision() -> Any:
+    """The library, or how to get it.
+
+    Raises:
+        VitcliError: it is not installed.
+    """
+    try:
+        import torchvision as library
+    except ImportError as error:
+        raise VitcliError(
+            "training on images needs torchvision", "pip install 'vitcli[train]'"
+        ) from error
+    return library
+
+
+class Part(Sequence[tuple[Any, int]]):
+    """Some of the items, by index."""
+
+    def __init__(self, items: Items, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        self.items = items
+        self.indices = indices
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[int(self.indices[index])]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def find_sets(
+    path: Path, data: ImagesData, seed: int, download: bool = False
+) -> tuple[Items, Items, tuple[str, ...]]:
+    """Training items, validation items and the names of the classes.
+
+    Raises:
+        VitcliError: nothing to train on there.
+    """
+    kind = data.kind if data.kind != "auto" else recognised(path)
+    if kind == "folder":
+        return folder_sets(path, data.val_fraction, seed)
+    if kind in ("mnist", "fashion-mnist") and (path / "train-images-idx3-ubyte.gz").exists():
+        return idx_sets(path, kind)
+    library = torchvision()
+    if download and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise VitcliError("--download is for one process", "fetch the files first, then torchrun")
+    name = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST"}.get(
+        kind, "FashionMNIST"
+    )
+    try:
+        sets = [
+            getattr(library.datasets, name)(path, train=train, download=download)
+            for train in (True, False)
+        ]
+    except (RuntimeError, OSError, ValueError) as error:
+        raise VitcliError(
+            f"{path}: {name}: {str(error).splitlines()[0]}",
+            f"put {name}'s files there, or --download",
+        ) from error
+    return sets[0], sets[1], tuple(sets[0].classes)
+
+
+def recognised(path: Path) -> str:
+    """The kind of data set in a folder, by its files.
+
+    Raises:
+        VitcliError: there is no such folder.
+    """
+    if not path.is_dir():
+        raise VitcliError(f"{path}: there is no such folder", EXAMPLE)
+    for kind, marks in MARKS.items():
+        if any((path / mark).exists() for mark in marks):
+            # MNIST and Fashion-MNIST publish the same file names: the folder's tells them apart.
+            return "fashion-mnist" if kind == "mnist" and "fashion" in str(path).lower() else kind
+    return "folder"
+
+
+def folder_sets(path: Path, val_fraction: float, seed: int) -> tuple[Items, Items, tuple[str, ...]]:
+    """`train` with `val` or `test` beside it, or one folder of which a part is held out."""
+    library = torchvision()
+
+    def read(folder: Path) -> Any:
+        try:
+            return library.datasets.ImageFolder(folder)
+        except (OSError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise VitcliError(f"{folder}: {reason}", EXAMPLE) from error
+
+    train_folder = path / "train"
+    if not train_folder.is_dir():
+        everything = read(path)
+        order = np.random.default_rng(derived_seed(seed, "held out")).permutation(len(everything))
+        held = max(1, round(val_fraction * len(order)))
+        if len(order) <= held:
+            raise VitcliError(f"{path}: {len(order)} images are too few to hold some out", EXAMPLE)
+        items = everything.samples
+        names = tuple(everything.classes)
+        return Part(items, np.sort(order[held:])), Part(items, np.sort(order[:held])), names
+    val_folder = next((f for f in (path / "val", path / "test") if f.is_dir()), None)
+    if val_folder is None:
+        raise VitcliError(f"{path}: train has no val or test beside it", "move the classes up")
+    train, val = read(train_folder), read(val_folder)
+    if train.classes != val.classes:
+        odd = sorted(set(train.classes) ^ set(val.classes))
+        raise VitcliError(f"{path}: the class {odd[0]} is not on both sides", EXAMPLE)
+    return train.samples, val.samples, tuple(train.classes)
+
+
+class Pixels(Sequence[tuple[Any, int]]):
+    """Grey images in memory, (n, height, width), 8 bits."""
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
+        self.images = images
+        self.labels = labels
+
+    def __getitem__(self, index: Any) -> Any:
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def idx_sets(path: Path, kind: str) -> tuple[Items, Items, tuple[str, ...]]:
+    """The four published files of MNIST or Fashion-MNIST, compressed, in one folder."""
+    sets = []
+    for part in ("train", "t10k"):
+        images = read_idx(path / f"{part}-images-idx3-ubyte.gz", 3)
+        labels = read_idx(path / f"{part}-labels-idx1-ubyte.gz", 1)
+        if len(images) != len(labels):
+            raise VitcliError(f"{path}: {len(images)} images, {len(labels)} labels", EXAMPLE)
+        sets.append(Pixels(images, labels))
+    names = FASHION if kind == "fashion-mnist" else tuple(map(str, range(10)))
+    return sets[0], sets[1], names
+
+
+def read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes: 0, 0, 8, rank, big-endian sizes, values (LeCun's format).
+
+    Raises:
+        VitcliError: not such a file.
+    """
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError) as error:
+        raise VitcliError(f"{path}: {error}", "the published file, compressed") from error
+    if raw[:4] != bytes((0, 0, 8, rank)):
+        raise VitcliError(f"{path}: not an IDX file of {rank} dimensions", "the published file")
+    sizes = np.frombuffer(raw, ">u4", rank, 4).astype(int)
+    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * rank)
+    if values.size != sizes.prod():
+        raise VitcliError(f"{path}: {values.size} values for {sizes.tolist()}", "a whole file")
+    return values.reshape(sizes)

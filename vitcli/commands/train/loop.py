@@ -1,0 +1,294 @@
+"""The training loop: every step follows from the seed and its number, so any step can be resumed.
+
+B images of a step over all processes, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from vitcli.commands.train.audit import audit
+from vitcli.commands.train.data import Batch, TrainingData, batch_indices
+from vitcli.commands.train.diagnose import first_bad_layer
+from vitcli.commands.train.mixing import mix_batch, soft_targets
+from vitcli.commands.train.optimizer import make_optimiser
+from vitcli.commands.train.outcome import Outcome, StepReport, Validation
+from vitcli.commands.train.parallel import World
+from vitcli.commands.train.result import AuditRow
+from vitcli.commands.train.schedule import learning_rate, warmup_steps
+from vitcli.commands.train.seeds import derived_seed, seed_device
+from vitcli.commands.train.snapshots import RunDirectory, Snapshot
+from vitcli.commands.train.start import trained_names
+from vitcli.config.training import TrainConfig
+from vitcli.nn.adapters import adapter_state, merged_state
+from vitcli.nn.encoder import VisionEncoder
+
+VAL_BATCH = 256
+
+
+class Classifier(nn.Module):
+    """The encoder's head output alone, as data-parallel and compiled training want it."""
+
+    def __init__(self, encoder: VisionEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.encoder(images).output
+        return logits
+
+
+class Trainer:
+    """One run of one encoder with a classifier of `len(data.classes)` outputs.
+
+    Args:
+        encoder: on its device; parameters that must not train have `requires_grad` off.
+        audited: check, once the adapters' B is not zero any more, that gradients reach the
+            trainable parameters and no others.
+    """
+
+    def __init__(
+        self,
+        encoder: VisionEncoder,
+        data: TrainingData,
+        train: TrainConfig,
+        device: torch.device,
+        world: World,
+        directory: RunDirectory | None = None,
+        audited: bool = False,
+        on_report: Callable[[StepReport], None] = lambda report: None,
+    ) -> None:
+        self.encoder = encoder
+        self.data = data
+        self.train = train
+        self.device = device
+        self.world = world
+        self.directory = directory if world.first else None
+        self.audited = audited
+        self.on_report = on_report
+        self.steps_per_epoch = data.train_size // train.batch
+        self.total = self.steps_per_epoch * train.epochs
+        self.warmup = warmup_steps(train.warmup, self.total)
+        self.expected = trained_names(encoder, train)
+        self.trainable = [p for p in encoder.parameters() if p.requires_grad]
+        self.optimiser = make_optimiser(encoder, train)
+        self.averaged = copy.deepcopy(encoder).requires_grad_(False) if train.ema else None
+        model: nn.Module = Classifier(encoder)
+        if train.compile:
+            model = torch.compile(model)  # type: ignore[assignment]
+        self.model = world.wrap(model, device)
+        self.step = 0
+        self.history: list[dict[str, Any]] = []
+        self.audit_rows: tuple[AuditRow, ...] = ()
+        self.validation: Validation | None = None
+        self.last_batch: Tensor | None = None
+
+    @property
+    def validated(self) -> VisionEncoder:
+        """The model that counts: the averaged one where there is one."""
+        return self.averaged or self.encoder
+
+    def restore(self, snapshot: Snapshot, history: list[dict[str, Any]]) -> None:
+        """Go on from a snapshot."""
+        self.encoder.load_state_dict(snapshot.weights)
+        if self.averaged is not None and snapshot.ema is not None:
+            self.averaged.load_state_dict(snapshot.ema)
+        self.optimiser.load_state_dict(snapshot.optimiser)
+        self.step = snapshot.step
+        self.history = history
+
+    def run(self) -> Outcome:
+        """Train to the last step, or to the first that is not finite."""
+        began, first, spent = time.perf_counter(), self.step, 0.0
+        for batch in self._batches():
+            finite, entry = self._update(batch)
+            if not finite:
+                self._log(entry, 0.0)
+                return self._outcome(None, first, began + spent)
+            self.step += 1
+            rate = self._rate(first, began + spent)
+            last = self.step == self.total
+            if self.step % self.train.log_every == 0 or last:
+                self._log(entry, rate)
+            if self.step % self.steps_per_epoch == 0 or last:
+                before = time.perf_counter()
+                self.validation = self.validate()
+                self._log(
+                    {
+                        "step": self.step,
+                        "epoch": self.step / self.steps_per_epoch,
+                        "val_loss": self.validation.loss,
+                        "val_accuracy": self.validation.accuracy,
+                    },
+                    rate,
+                )
+                spent += time.perf_counter() - before
+            if self.directory and (self.step % self.train.snapshot_every == 0 or last):
+                before = time.perf_counter()
+                self.save()
+                spent += time.perf_counter() - before
+        return self._outcome(self.validation or self.validate(), first, began + spent)
+
+    def _rate(self, first: int, began: float) -> float:
+        elapsed = time.perf_counter() - began
+        return (self.step - first) * self.train.batch / max(elapsed, 1e-9)
+
+    def _outcome(self, validation: Validation | None, first: int, began: float) -> Outcome:
+        bad = validation is None
+        return Outcome(
+            self.step,
+            validation,
+            self.step if bad else None,
+            self._bad_layer() if bad else None,
+            self._rate(first, began) if self.step > first else None,
+            self.audit_rows,
+        )
+
+    def _bad_layer(self) -> str | None:
+        assert self.last_batch is not None
+        found = first_bad_layer(self.encoder, self.last_batch)
+        return next((name for name in self.world.gather(found) if name), None)
+
+    def _batches(self) -> Iterator[Batch]:
+        train = self.train
+        part = self.world.share(train.batch)
+        steps = range(self.step, self.total)
+        size = self.data.train_size
+        wanted = batch_indices(train.seed, size, train.batch, steps, part)
+        return self.data.train_batches(wanted)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.train.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.train.dtype))
+
+    def _update(self, batch: Batch) -> tuple[bool, dict[str, Any]]:
+        """One update, unless its loss or gradient is not finite; the step's line of metrics."""
+        train, step = self.train, self.step
+        rate = learning_rate(step, self.total, train.lr, self.warmup, train.schedule, train.min_lr)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.encoder.train(train.freeze == "none")  # a frozen encoder drops nothing
+        self.optimiser.zero_grad()
+        seed_device(derived_seed(train.seed, "step", step, self.world.rank), self.device)
+        sums = torch.zeros(2, device=self.device)  # loss and right answers
+        images, labels = (t.to(self.device, non_blocking=True) for t in batch)
+        pieces = list(
+            zip(images.chunk(train.accumulate), labels.chunk(train.accumulate), strict=True)
+        )
+        for place, (x, y) in enumerate(pieces):
+            with self._unsynced(last=place == len(pieces) - 1):
+                sums += self._backward(x, y, len(pieces))
+        norm = get_total_norm([p.grad for p in self.trainable if p.grad is not None])
+        self.world.total(sums)
+        loss, right, size = torch.cat([sums, norm.view(1)]).tolist()
+        loss, right = loss / self.world.size, right / train.batch
+        finite = loss - loss == 0 and size - size == 0
+        if finite:
+            # At step 0 the adapters' B is zero, and with it the gradient of A.
+            if self.audited and not self.audit_rows and (step > 0 or self.total == 1):
+                still = {n for n in self.expected if n.endswith(".down")} if step == 0 else set()
+                self.audit_rows = tuple(audit(self.encoder, self.expected, still))
+            if train.clip_grad is not None:
+                clip_grads_with_norm_(self.trainable, train.clip_grad, norm)
+            self.optimiser.step()
+            if self.averaged is not None:
+                self._average()
+        else:
+            self.last_batch = images
+        entry = {
+            "step": step + 1,
+            "epoch": (step + 1) / self.steps_per_epoch,
+            "loss": loss,
+            "accuracy": right,
+            "lr": rate,
+            "grad_norm": size,
+        }
+        return finite, entry
+
+    def _backward(self, x: Tensor, y: Tensor, pieces: int) -> Tensor:
+        train = self.train
+        soft = bool(train.mixup or train.cutmix)
+        target: Tensor = y
+        if soft:
+            target = soft_targets(y, len(self.data.classes), train.label_smoothing)
+            x, target = mix_batch(x, target, train, derived_seed(train.seed, "mix", self.step))
+        with self._autocast():
+            logits = self.model(x)
+            loss = F.cross_entropy(
+                logits.float(), target, label_smoothing=0.0 if soft else train.label_smoothing
+            )
+        (loss / pieces).backward()
+        answers = target.argmax(1) if soft else y
+        right = (logits.argmax(1) == answers).sum()
+        return torch.stack([loss.detach() / pieces, right])
+
+    def _unsynced(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients are reduced over processes with the last micro-batch only."""
+        if last or self.world.size == 1:
+            return nullcontext()
+        context: AbstractContextManager[Any] = self.model.no_sync()  # type: ignore[operator]
+        return context
+
+    def _average(self) -> None:
+        assert self.averaged is not None and self.train.ema is not None
+        average = get_ema_multi_avg_fn(self.train.ema)
+        average(list(self.averaged.parameters()), list(self.encoder.parameters()), 0)
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Loss and right answers of each class over all validation images."""
+        model = self.validated
+        was_training = model.training
+        model.eval()
+        mine = range(self.data.val_size)[self.world.share(self.data.val_size)]
+        wanted: list[Sequence[int]] = [
+            mine[at : at + VAL_BATCH] for at in range(0, len(mine), VAL_BATCH)
+        ]
+        classes = len(self.data.classes)
+        sums = torch.zeros(2 * classes + 1, dtype=torch.float64)
+        for images, labels in self.data.val_batches(wanted):
+            with self._autocast():
+                logits = model(images.to(self.device)).output.float().cpu()
+            sums[:classes] += labels[logits.argmax(1) == labels].bincount(minlength=classes)
+            sums[classes:-1] += labels.bincount(minlength=classes)
+            sums[-1] += F.cross_entropy(logits.double(), labels, reduction="sum")
+        values = self.world.total(sums.to(torch.float64)).tolist()
+        model.train(was_training)
+        return Validation(
+            values[-1] / self.data.val_size,
+            tuple(map(int, values[:classes])),
+            tuple(map(int, values[classes:-1])),
+        )
+
+    def _log(self, entry: dict[str, Any], rate: float) -> None:
+        self.history.append(entry)
+        if self.directory:
+            self.directory.log(entry)
+        if self.world.first:
+            self.on_report(StepReport(self.step, self.total, entry, rate))
+
+    def save(self) -> None:
+        """A snapshot of this step, and the model for other commands."""
+        assert self.directory is not None
+        exported = {"model.safetensors": merged_state(self.validated)}
+        adapters = adapter_state(self.validated)
+        if adapters:
+            exported["adapter.safetensors"] = adapters
+        self.directory.save(
+            self.step,
+            self.encoder.state_dict(),
+            self.averaged.state_dict() if self.averaged is not None else None,
+            self.optimiser.state_dict(),
+            exported,
+        )

@@ -1,0 +1,264 @@
+"""`vitcli train-shapes` and `vitcli train`: live progress, tables and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
+from vitcli.ui.console import table
+from vitcli.ui.figures import count_along_x
+from vitcli.ui.numbers import plural
+
+ROWS = 10
+"""Lines of the history table; each is the mean over the steps since the one before."""
+
+
+@contextmanager
+def live() -> Iterator[Callable[[Any], None]]:
+    """A bar on a terminal; elsewhere a line now and then. Gives what to tell of each report."""
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (  # the bar takes what the figures leave, so that all of them stand in 80 columns
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(report: Any) -> None:
+            if "val_accuracy" in report.entry:
+                bar.console.print(f"[dim]{said(report)}[/]")
+                return
+            bar.update(task, completed=report.step, total=report.steps, description=figures(report))
+
+        yield tell
+
+
+def _lines(console: Console) -> Callable[[Any], None]:
+    shown = [-1]
+
+    def tell(report: Any) -> None:
+        tenth = 10 * report.step // report.steps
+        if "val_accuracy" in report.entry or tenth > shown[0]:
+            shown[0] = max(tenth, shown[0])
+            console.print(said(report), soft_wrap=True)
+
+    return tell
+
+
+def figures(report: Any) -> str:
+    """A step's figures in few columns, for beside a bar."""
+    entry = report.entry
+    return (
+        f"loss {entry['loss']:.3f} acc {entry['accuracy']:.2f} lr {entry['lr']:.1e} "
+        f"grad {entry['grad_norm']:.3g} {report.images_per_s:.0f} img/s"
+    )
+
+
+def said(report: Any) -> str:
+    """One report as a line."""
+    entry = report.entry
+    place = f"step {report.step}/{report.steps}: "
+    if "val_accuracy" in entry:
+        return (
+            f"{place}validation loss {entry['val_loss']:.4f}, accuracy {entry['val_accuracy']:.4f}"
+        )
+    return (
+        f"{place}loss {entry['loss']:.3f}, accuracy {entry['accuracy']:.2f}, lr {entry['lr']:.2e}, "
+        f"gradient {entry['grad_norm']:.2f}, {report.images_per_s:.0f} images/s"
+    )
+
+
+def tables(result: TrainResult) -> Iterator[str | Table]:
+    """The model and recipe, the history, the classes, the audit, and the verdict in words."""
+    summary, config = result.result, result.config
+    encoder, train = config["encoder"], config["train"]
+    yield (
+        f"[bold]{escape(config['name'])}[/]  {summary.parameters:,} parameters, "
+        f"{summary.trainable:,} trainable; {encoder['norm_placement']}-norm, "
+        f"{encoder['depth']} blocks, {encoder['hidden']} hidden, {escape(_start(config))}"
+    )
+    speed = "" if summary.images_per_s is None else f", {summary.images_per_s:.0f} images/s"
+    where = result.device if result.processes == 1 else f"{result.processes} x {result.device}"
+    yield (
+        f"lr {train['lr']:g}, warm-up {train['warmup']:g}, batch {train['batch']}, "
+        f"{plural(train['epochs'], 'epoch')}, seed {train['seed']}; {where}{speed}"
+    )
+    if result.history:
+        yield history_table(result.history)
+    if summary.classes:
+        yield classes_table(summary)
+    if result.audit:
+        yield audit_table(result)
+    yield verdict_line(summary)
+
+
+def history_table(history: Sequence[HistoryRow]) -> Table:
+    """The run in `ROWS` pieces: means over each, and the validation that ended it, if any."""
+    grid = table()
+    for name in ("step", "loss", "accuracy", "lr", "gradient", "val loss", "val accuracy"):
+        grid.add_column(name, justify="right")
+    last = history[-1].step
+    ends = sorted({-(-last * i // ROWS) for i in range(1, ROWS + 1)})
+    start = 0
+    for end in ends:
+        piece = [row for row in history if start < row.step <= end]
+        start = end
+        steps = [row for row in piece if row.lr is not None]
+        tests = [row for row in piece if row.val_loss is not None]
+        cells = [
+            mean([row.loss for row in steps], ".4f"),
+            mean([row.accuracy for row in steps], ".4f"),
+            mean([row.lr for row in steps[-1:]], ".2e"),
+            mean([row.grad_norm for row in steps], ".3f"),
+            mean([row.val_loss for row in tests[-1:]], ".4f"),
+            mean([row.val_accuracy for row in tests[-1:]], ".4f"),
+        ]
+        if piece:
+            grid.add_row(str(end), *cells)
+    return grid
+
+
+def mean(values: Sequence[float | None], form: str) -> str:
+    """The mean as text; nothing for none, nan where one is not finite."""
+    if not values:
+        return ""
+    if any(value is None for value in values):
+        return "nan"
+    return format(sum(v for v in values if v is not None) / len(values), form)
+
+
+def classes_table(summary: TrainSummary) -> Table:
+    grid = table()
+    grid.add_column("class")
+    grid.add_column("images", justify="right")
+    grid.add_column("accuracy", justify="right")
+    for row in summary.classes:
+        value = "" if row.accuracy is None else f"{row.accuracy:.4f}"
+        grid.add_row(escape(row.name), str(row.images), value)
+    return grid
+
+
+def audit_table(result: TrainResult) -> Table:
+    """Every parameter that trains, and what is frozen by block."""
+    grid = table("gradient audit")
+    grid.add_column("parameters")
+    grid.add_column("count", justify="right")
+    grid.add_column("trains")
+    grid.add_column("gradient norm", justify="right")
+    for place, group in groupby(result.audit, key=lambda row: part(row.name)):
+        rows = list(group)
+        for row in rows:
+            if row.trainable:
+                norm = f"{row.gradient_norm:.3e}"
+                grid.add_row(escape(row.name), f"{row.parameters:,}", "yes", norm)
+        frozen = [row.parameters for row in rows if not row.trainable]
+        if frozen:
+            rest = " (rest)" if len(frozen) < len(rows) else ""
+            grid.add_row(f"{place}{rest}", f"{sum(frozen):,}", "no", "none")
+    return grid
+
+
+def part(name: str) -> str:
+    """The block or part of the encoder that a parameter belongs to."""
+    words = name.split(".")
+    return ".".join(words[: {"blocks": 3, "norm": 2}.get(words[1], 1)])
+
+
+def verdict_line(summary: TrainSummary) -> str:
+    """What became of it, in words, with the criterion."""
+    if summary.verdict == "diverged":
+        layer = f"; first bad layer: {summary.bad_layer}" if summary.bad_layer else ""
+        return (
+            f"[bold red]diverged[/] at step {summary.bad_step}: "
+            f"the loss or its gradient is not finite{escape(layer)}"
+        )
+    colour = "green" if summary.verdict == "learned" else "yellow"
+    where = "above" if summary.verdict == "learned" else "not above"
+    return (
+        f"[bold {colour}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f}, "
+        f"chance {summary.chance:.4f}; the lower 99.9 % bound {summary.lower_bound:.4f} is {where} "
+        f"{summary.bar:.4f}, a tenth of the way from chance to one"
+    )
+
+
+def _start(config: dict[str, Any]) -> str:
+    """Where the weights came from."""
+    source = config["train"]["weights"]
+    return f"weights {source}" if source else f"init {config['encoder']['init']}"
+
+
+def figure(result: TrainResult) -> Any:
+    """Loss, accuracy, learning rate and gradient norm against the step."""
+    from matplotlib.figure import Figure
+
+    steps = [row for row in result.history if row.lr is not None]
+    tests = [row for row in result.history if row.val_loss is not None]
+    drawing = Figure(figsize=(11, 3.6), layout="constrained")
+    loss, accuracy, rate = drawing.subplots(1, 3)
+    for axes, name, title in ((loss, "loss", "loss"), (accuracy, "accuracy", "accuracy")):
+        points = [(row.step, getattr(row, name)) for row in steps if getattr(row, name) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), alpha=0.3, linewidth=0.8, label="training batch")
+            if len(points) > 20:
+                axes.plot(*smoothed(points), color="C0", label="mean of 20")
+        axes.plot(
+            [row.step for row in tests],
+            [getattr(row, f"val_{name}") for row in tests],
+            "o-",
+            color="C1",
+            label="validation",
+        )
+        axes.set_title(title, fontsize=10)
+    accuracy.axhline(result.result.chance, color="grey", linestyle=":", label="chance")
+    accuracy.set_ylim(0, 1)
+    norms = [(row.step, row.grad_norm) for row in steps if row.grad_norm]
+    if norms:
+        rate.plot(*zip(*norms, strict=True), linewidth=0.8, label="gradient norm")
+        rate.set_yscale("log")
+    rate.set_title("gradient norm and learning rate", fontsize=10)
+    twin = rate.twinx()
+    twin.plot([row.step for row in steps], [row.lr for row in steps], color="C3")
+    rate.plot([], [], color="C3", label="learning rate (right)")
+    twin.set_ylabel("learning rate")
+    for axes in (loss, accuracy, rate):
+        axes.set_xlabel("step")
+        count_along_x(axes)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    summary, config = result.result, result.config
+    ended = "" if summary.val_accuracy is None else f" (accuracy {summary.val_accuracy:.3f})"
+    drawing.suptitle(
+        f"{config['name']}, {config['encoder']['norm_placement']}-norm, warm-up "
+        f"{config['train']['warmup']:g}, {_start(config)}: {summary.verdict}{ended}",
+        fontsize=10,
+    )
+    return drawing
+
+
+def smoothed(points: Sequence[tuple[int, float]], width: int = 20) -> tuple[list[int], list[float]]:
+    """Running means over `width` points."""
+    ends = range(min(width, len(points)), len(points) + 1)
+    pieces = [points[max(0, end - width) : end] for end in ends]
+    return [piece[-1][0] for piece in pieces], [
+        sum(y for _, y in piece) / len(piece) for piece in pieces
+    ]

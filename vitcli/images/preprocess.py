@@ -1,0 +1,213 @@
+"""From RGB pixels to the array the encoder reads, as the source of the weights does it.
+
+H, W = size of the decoded image, h, w = size of the result. Needs Pillow and numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitcli.config.schema import PreprocessConfig
+from vitcli.images.decode import ImageError
+from vitcli.images.paths import printable
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+_MAX_ASPECT = 200
+"""Qwen2-VL refuses a longer side above this many times the shorter."""
+_MAX_RESIZED_PIXELS = 2**26
+"""Above this a resized image is not made whole: only what the crop keeps of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens to one image, in pixels; all pairs are (height, width) or (top, left)."""
+
+    source: tuple[int, int]
+    resized: tuple[int, int]
+    crop: tuple[int, int] | None
+    """Size of the centre crop, or None where there is none."""
+    offset: tuple[int, int]
+    """Where the crop begins in the resized image; negative where black is padded before it."""
+
+    @property
+    def output(self) -> tuple[int, int]:
+        return self.crop or self.resized
+
+    @property
+    def padded(self) -> bool:
+        return self.crop is not None and any(
+            crop > side for crop, side in zip(self.crop, self.resized, strict=True)
+        )
+
+
+def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> Plan:
+    """The sizes that `preprocess` goes through for an image of this width and height.
+
+    Raises ImageError (`unsupported`) where the resize rule refuses such an aspect ratio.
+    """
+    resized = _resized_size(config, height, width, label or f"{width}x{height} px")
+    crop = config.crop_size
+    if crop is None:
+        return Plan((height, width), resized, None, (0, 0))
+    top, left = (
+        _offset(side - target, config.crop_rounding)
+        for side, target in zip(resized, crop, strict=True)
+    )
+    return Plan((height, width), resized, crop, (top, left))
+
+
+def preprocess(
+    image: Image.Image, config: PreprocessConfig, *, name: str = "the image"
+) -> NDArray[np.float32]:
+    """Resize, crop, divide by 255 and normalise an RGB image: float32 (3, h, w).
+
+    With `resize_dtype: uint8` the resized image has 8 bits, as in transformers' Pillow
+    processors, timm, torchvision and open_clip on Pillow images: its pixels equal theirs. With
+    `float32` (DINOv3) the division comes first and each channel is resized in float.
+    An image whose resized form would have more than 2**26 pixels is resized only where the crop
+    keeps it: the same to an 8-bit level, but for some edges where a filter overshoots.
+    `name` is how errors call the image.
+
+    Raises ImageError: `too_large` where the result itself would be above that, `unsupported` for
+    an aspect ratio that the resize rule refuses, `out_of_memory`.
+    """
+    label = f"{printable(name)}: {image.width}x{image.height} px"
+    steps = plan(config, image.width, image.height, label)
+    if math.prod(steps.output) > _MAX_RESIZED_PIXELS:
+        height, width = steps.output
+        raise ImageError(
+            "too_large",
+            f"{label}: becomes {width}x{height} px",
+            "give crop_size, or resize: squash",
+        )
+    resampling = _FILTERS[config.filter]
+    try:
+        if config.resize_dtype == "uint8":
+            return _normalise_levels(np.asarray(_transform(image, steps, resampling)), config)
+        # Dividing by 255 after the resize instead of before it is the same but for rounding.
+        channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
+        unit = np.stack([np.asarray(channel) for channel in channels]) / 255
+        mean, std = (_per_channel(values) for values in (config.mean, config.std))
+        return np.asarray((unit - mean) / std, dtype=np.float32)
+    except MemoryError as error:
+        raise ImageError("out_of_memory", f"{label}: no memory left to resize it") from error
+
+
+def _transform(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
+    """Resize and crop one image, RGB or one float channel."""
+    (height, width), (top, left), (h, w) = steps.resized, steps.offset, steps.output
+    if height * width > _MAX_RESIZED_PIXELS:
+        return _transform_part(image, steps, resampling)
+    if steps.resized != steps.source:
+        image = image.resize((width, height), resampling)
+    if steps.crop is None:
+        return image
+    return image.crop((left, top, left + w, top + h))  # Pillow pads with black outside
+
+
+def _transform_part(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
+    """The same from the part of the source under the crop."""
+    (height, width), (top, left), (h, w) = steps.resized, steps.offset, steps.output
+    y0, y1 = max(top, 0), min(top + h, height)
+    x0, x1 = max(left, 0), min(left + w, width)
+    down, across = image.height / height, image.width / width
+    part = image.resize(
+        (x1 - x0, y1 - y0), resampling, box=(x0 * across, y0 * down, x1 * across, y1 * down)
+    )
+    return part.crop((left - x0, top - y0, left - x0 + w, top - y0 + h))
+
+
+def _normalise_levels(pixels: NDArray[np.uint8], config: PreprocessConfig) -> NDArray[np.float32]:
+    """(h, w, 3) 8-bit levels to float32 (3, h, w) through the 256 values a level can have."""
+    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
+    result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
+    for channel in range(3):
+        mean, std = np.float32(config.mean[channel]), np.float32(config.std[channel])
+        np.take((levels - mean) / std, pixels[..., channel], out=result[channel])
+    return result
+
+
+def _per_channel(values: tuple[float, float, float]) -> NDArray[np.float32]:
+    return np.array(values, dtype=np.float32).reshape(3, 1, 1)
+
+
+def _resized_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
+    if config.resize == "none":
+        return height, width
+    if config.resize == "smart":
+        return _smart_size(config, height, width, label)
+    assert config.resize_size is not None  # the schema holds it
+    target_h, target_w = config.resize_size
+    if config.resize == "squash":
+        return target_h, target_w
+    if target_h == target_w:  # torchvision and transformers truncate the longer side
+        if height <= width:
+            return target_h, int(target_h * width / height)
+        return int(target_w * height / width), target_w
+    ratio = min(height / target_h, width / target_w)  # timm and open_clip round both
+    return round(height / ratio), round(width / ratio)
+
+
+def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
+    """Qwen2-VL: multiples of `multiple` with an area between min_pixels and max_pixels."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise ImageError(
+            "unsupported",
+            f"{label}: the longer side is more than {_MAX_ASPECT} times the shorter",
+        )
+    unit = config.multiple
+    h, w = round(height / unit) * unit, round(width / unit) * unit
+    if h * w > config.max_pixels:
+        shrink = math.sqrt(height * width / config.max_pixels)
+        h, w = (max(unit, math.floor(s / shrink / unit) * unit) for s in (height, width))
+    elif h * w < config.min_pixels:
+        grow = math.sqrt(config.min_pixels / (height * width))
+        h, w = (math.ceil(s * grow / unit) * unit for s in (height, width))
+    return h, w
+
+
+def _offset(margin: int, rounding: str) -> int:
+    if rounding == "floor":
+        return margin // 2  # transformers, also for negative margins
+    return round(margin / 2) if margin >= 0 else -(-margin // 2)
+
+
+def describe(config: PreprocessConfig, width: int, height: int) -> str:
+    """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
+    steps = plan(config, width, height)
+    resize = {
+        "none": "not resized",
+        "squash": f"squashed to {_wxh(steps.resized)}",
+        "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
+        "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
+    }[config.resize]
+    if config.resize != "none":
+        resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
+    facts = [resize]
+    if steps.crop is not None:
+        top, left = steps.offset
+        black = ", black around" * steps.padded
+        facts.append(f"centre {_wxh(steps.crop)} at x {left}, y {top}{black}")
+    mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
+    return "; ".join([*facts, f"mean {mean}, std {std}"])
+
+
+def _shortest_target(config: PreprocessConfig) -> str:
+    h, w = config.resize_size or (0, 0)
+    return f"shorter side to {h}" if h == w else f"to cover {w}x{h}"
+
+
+def _wxh(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"

@@ -1,0 +1,270 @@
+"""Position encodings: what they add to tokens, turn in queries and keys, or add to logits.
+
+A new encoding is one class here and one entry in `vitcli.build`. Grids are (rows, columns) of
+patches; P prefix tokens come before the patches in every token sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitcli.nn.attention import Rotation, identity
+
+Grid = tuple[int, int]
+
+
+class NoPosition(nn.Module):
+    """No position information; also the base that the others override where they act."""
+
+    def add(self, prefix: Tensor, patches: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Prefix (B, P, D) and patches (B, N, D) with their positions added."""
+        return prefix, patches
+
+    def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
+        """What turns queries and keys (B, H, P+N, d)."""
+        return identity
+
+    def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor | None:
+        """What is added to the attention logits, (H, P+N, P+N), or None."""
+        return None
+
+
+def _interpolate(
+    table: Tensor,
+    grid: Grid,
+    mode: str,
+    antialias: bool = False,
+    align_corners: bool | None = False,
+    offset: float = 0.0,
+) -> Tensor:
+    scale = tuple((n + offset) / m for n, m in zip(grid, table.shape[-2:], strict=True))
+    return F.interpolate(
+        table,
+        size=None if offset else grid,
+        scale_factor=scale if offset else None,
+        mode=mode,
+        antialias=antialias,
+        align_corners=align_corners,
+    )
+
+
+TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
+    "bicubic": partial(_interpolate, mode="bicubic"),
+    "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
+    "bicubic_offset": partial(_interpolate, mode="bicubic", offset=0.1),
+    "bicubic_align_corners": partial(_interpolate, mode="bicubic", align_corners=True),
+    "bilinear_antialias": partial(_interpolate, mode="bilinear", antialias=True),
+    "bilinear_align_corners": partial(_interpolate, mode="bilinear", align_corners=True),
+}
+"""How a (1, D, rows, columns) table follows another grid; each rule is some library's own.
+
+`bicubic_offset` passes (n + 0.1) / m as the scale factor in place of a size, as the original
+DINOv2 does; `bicubic_align_corners` is torchvision's, `bilinear_align_corners` that of Google's
+first ViTs (scipy's zoom of order 1).
+"""
+
+
+class LearnedPosition(NoPosition):
+    """A table with a row for each of the first k prefix tokens and for each patch.
+
+    At another grid than its own the patch rows are resized by `resize`, a key of TABLE_RESIZES,
+    in float32 or (`resize_dtype` None) in the table's dtype; prefix rows never are.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        grid: Grid,
+        prefix_rows: int,
+        resize: str = "bicubic",
+        resize_dtype: torch.dtype | None = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.prefix_rows = prefix_rows
+        self.resize = TABLE_RESIZES[resize]
+        self.resize_dtype = resize_dtype
+        self.table = nn.Parameter(torch.empty(prefix_rows + grid[0] * grid[1], hidden))
+
+    def patch_rows(self, grid: Grid) -> Tensor:
+        """The rows of the patches at `grid`, (N, D)."""
+        rows = self.table[self.prefix_rows :]
+        if grid == self.grid:
+            return rows
+        square = rows.T.unflatten(1, self.grid).unsqueeze(0)  # (1, D, rows, columns)
+        resized = self.resize(square.to(self.resize_dtype or rows.dtype), grid)
+        return resized.squeeze(0).flatten(1).T.to(rows.dtype)
+
+    def add(self, prefix: Tensor, patches: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        k = self.prefix_rows
+        moved = prefix[:, :k] + self.table[:k]
+        return torch.cat([moved, prefix[:, k:]], dim=1), patches + self.patch_rows(grid)
+
+    def initial_table(self, std: float, generator: torch.Generator | None) -> Tensor:
+        rows = torch.empty(self.table.shape)
+        return nn.init.trunc_normal_(rows, std=std, generator=generator)
+
+
+def sincos_table(hidden: int, grid: Grid) -> Tensor:
+    """Fixed 2D sines and cosines, (rows * columns, D), in the layout of the MAE weights.
+
+    Per patch [sin x, cos x, sin y, cos y], each D/4 wide, at frequencies 10000^(-j / (D/4))
+    (He et al. 2022, appendix A.1; the columns come first in the published code).
+    """
+    quarter = hidden // 4
+    frequency = 10000.0 ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
+    y, x = torch.meshgrid(
+        *(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij"
+    )  # (rows, columns)
+    parts = [
+        f(axis.flatten()[:, None] * frequency) for axis in (x, y) for f in (torch.sin, torch.cos)
+    ]
+    return torch.cat(parts, dim=1).float()
+
+
+class SinCosPosition(LearnedPosition):
+    """A table that holds sines and cosines and is not trained; prefix rows are zero."""
+
+    def __init__(
+        self,
+        hidden: int,
+        grid: Grid,
+        prefix_rows: int,
+        resize: str = "bicubic",
+        resize_dtype: torch.dtype | None = torch.float32,
+    ) -> None:
+        super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
+        self.table.requires_grad_(False)
+
+    def initial_table(self, std: float, generator: torch.Generator | None) -> Tensor:
+        prefix = torch.zeros(self.prefix_rows, self.table.shape[1])
+        return torch.cat([prefix, sincos_table(self.table.shape[1], self.grid)])
+
+
+def centred(n: int, reference: int) -> Tensor:
+    """Patch centres mapped to [-1, 1], in turns of 2 pi (DINOv3)."""
+    return 2 * math.pi * ((torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1)
+
+
+def index(n: int, reference: int) -> Tensor:
+    """Integer patch indices (Qwen2-VL)."""
+    return torch.arange(n, dtype=torch.float64)
+
+
+def scaled_to_reference(n: int, reference: int) -> Tensor:
+    """Indices scaled so that the axis spans the reference grid (EVA-02)."""
+    return torch.arange(n, dtype=torch.float64) / n * reference
+
+
+ROPE_COORDINATES: dict[str, Callable[[int, int], Tensor]] = {
+    "centred": centred,
+    "index": index,
+    "reference": scaled_to_reference,
+}
+
+
+def turn_half(x: Tensor) -> Tensor:
+    """The partner of each channel where pairs are (i, i + d/2)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([-b, a], dim=-1)
+
+
+def turn_interleaved(x: Tensor) -> Tensor:
+    """The partner of each channel where pairs are (2i, 2i + 1)."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-b, a], dim=-1).flatten(-2)
+
+
+ROPE_LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "half": (lambda half: torch.cat([half, half], dim=-1), turn_half),
+    "interleaved": (lambda half: half.repeat_interleave(2, dim=-1), turn_interleaved),
+}
+"""How d/2 angles spread over d channels, and the partner each channel is turned with."""
+
+
+class RopePosition(NoPosition):
+    """2D rotary positions (Su et al. 2021; 2D form as in DINOv3, Simeoni et al. 2025).
+
+    The first half of the pairs turns with the row, the second with the column, at frequencies
+    theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`. Prefix tokens are not turned.
+    """
+
+    def __init__(
+        self,
+        head_width: int,
+        theta: float,
+        coordinates: str,
+        layout: str,
+        reference: Grid,
+        periods: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_width = head_width
+        self.theta = theta
+        self.periods = periods
+        self.coordinates = ROPE_COORDINATES[coordinates]
+        self.spread, self.turn = ROPE_LAYOUTS[layout]
+        self.reference = reference
+
+    def angles(self, grid: Grid) -> Tensor:
+        """One angle for each pair of channels, (N, d/2), in float64."""
+        j = torch.arange(self.head_width // 4, dtype=torch.float64)
+        frequency = (
+            self.theta ** (-4 * j / self.head_width)
+            if self.periods is None
+            else 1 / torch.tensor(self.periods, dtype=torch.float64)
+        )
+        rows, columns = (
+            self.coordinates(n, reference)[:, None] * frequency
+            for n, reference in zip(grid, self.reference, strict=True)
+        )  # (n, d/4)
+        shape = (*grid, -1)
+        both = [rows[:, None].expand(shape), columns[None].expand(shape)]
+        return torch.cat(both, dim=-1).flatten(0, 1)  # (N, d/2)
+
+    def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
+        angles = F.pad(self.angles(grid), (0, 0, prefix_tokens, 0))  # zero turns for the prefix
+        angles = self.spread(angles)  # (P+N, d)
+        cos, sin = (t.to(like.dtype).to(like.device) for t in (angles.cos(), angles.sin()))
+
+        def rotate(x: Tensor) -> Tensor:
+            return x * cos + self.turn(x) * sin
+
+        return rotate
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """One slope for each head, 2^(-8i/H); other head counts as in the authors' code.
+
+    Press et al. 2022, section 3: for a power of two the geometric series, otherwise the series
+    of the power below it, then every second slope of the series of the power above.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    between = [2.0 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
+    return slopes + between[: heads - power]
+
+
+class AlibiPosition(NoPosition):
+    """2D ALiBi: minus a head's slope times the distance between patch centres, in patches.
+
+    The 2D form is that of CROMA (Fuller et al. 2023, section 3); prefix tokens get no bias.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slopes = alibi_slopes(heads)
+
+    def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor:
+        axes = (torch.arange(n, dtype=torch.float64) for n in grid)
+        centres = torch.cartesian_prod(*axes)  # (N, 2)
+        squared = (centres[:, None] - centres[None]).square().sum(-1)
+        distance = F.pad(squared.sqrt(), (prefix_tokens, 0, prefix_tokens, 0))  # (P+N, P+N)
+        slopes = torch.tensor(self.slopes, dtype=torch.float64)
+        return (-slopes[:, None, None] * distance).to(like.dtype).to(like.device)

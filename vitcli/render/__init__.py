@@ -1,1 +1,0 @@
-"""Results as tables, JSON and figures: the only place that shows anything."""

@@ -1,1 +1,0 @@
-"""Experiments as files: a space of trials, each its own process and directory. No torch."""
