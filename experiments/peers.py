@@ -208,7 +208,7 @@ def measure_memory(name: str, batch: int, folder: Path) -> dict[str, Any]:
     """Growth of the resident set over the second step, in this process."""
     import torch
 
-    from vitcli.commands.profile.memory import peak_memory
+    from vitcli.commands.profile.machine import peak_memory
 
     run = subject(name, weights(), folder)
     run(torch.zeros(1, 3, IMAGE, IMAGE))

@@ -10,15 +10,31 @@ from torch import nn
 
 from vitcli.config.schema import EncoderConfig
 from vitcli.nn.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
-from vitcli.nn.block import BLOCKS, Block
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.feedforward import ACTIVATIONS, FEED_FORWARDS
-from vitcli.nn.frontend import VisionFrontEnd
-from vitcli.nn.heads import DistilledHead, LinearHead, MergerHead, NoHead, TanhHead, TanhLinearHead
+from vitcli.nn.block import (
+    ACTIVATIONS,
+    BLOCKS,
+    FEED_FORWARDS,
+    NORMS,
+    Block,
+    LayerScale,
+    PerHeadNorm,
+)
+from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
 from vitcli.nn.initialize import initialise
 from vitcli.nn.masks import CausalMask, Mask, NoMask, WindowMask
-from vitcli.nn.norms import NORMS, LayerScale, PerHeadNorm
-from vitcli.nn.pooling import ClsMeanPooling, ClsPooling, MapPooling, MeanPooling, NoPooling
+from vitcli.nn.pooling import (
+    ClsMeanPooling,
+    ClsPooling,
+    DistilledHead,
+    LinearHead,
+    MapPooling,
+    MeanPooling,
+    MergerHead,
+    NoHead,
+    NoPooling,
+    TanhHead,
+    TanhLinearHead,
+)
 from vitcli.nn.positions import (
     AlibiPosition,
     LearnedPosition,
@@ -26,7 +42,6 @@ from vitcli.nn.positions import (
     RopePosition,
     SinCosPosition,
 )
-from vitcli.nn.vit import ViT
 
 
 def _norm(c: EncoderConfig) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitcli.images.decode import DecodedImage, ImageError, decode
 from vitcli.images.preprocess import preprocess
-from vitcli.images.synthetic import synthetic_image
+from vitcli.images.shapes import synthetic_image
 from vitcli.model import LoadedModel
 from vitcli.results import FailedImage
 

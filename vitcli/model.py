@@ -13,12 +13,12 @@ from vitcli.checkpoints.load import Plan, load_weights, plan_weights
 from vitcli.config.load import for_input_size, load_config
 from vitcli.config.request import NAME_A_PRESET, ModelRequest, check_device, check_table_rule
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.engines.engine import Runner
 from vitcli.engines.onednn import accelerate
-from vitcli.engines.runner import Runner
 from vitcli.errors import VitcliError
-from vitcli.load_report import LoadReport
 from vitcli.nn.adapters import add_adapter_state
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.results import LoadReport
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """What each command answers: frozen dataclasses of scalars, strings and tuples.
 
 Field names carry the unit. Nothing here knows tensors, colours or how it will be shown; the JSON
-of a result is its fields plus `schema_version` (see `vitcli.ui.json`).
+of a result is its fields plus `schema_version` (see `vitcli.results`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from vitcli.load_report import LoadReport
+from typing import Any
 
 SCHEMA_VERSION = 1
 
@@ -34,3 +37,66 @@ class FailedImage:
     path: str
     code: str
     error: str
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, NaN and infinities as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(result: Any) -> str:
+    """One JSON object, ASCII only, so that any file name survives any pipe."""
+    plain = {"schema_version": SCHEMA_VERSION, **to_plain(result)}
+    return json.dumps(plain, indent=2, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """One setting of the encoder and who decided it: the tensors, a config's key, the user."""
+
+    key: str
+    value: Any
+    by: str
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading a checkpoint found out.
+
+    `tensors_dropped` are the names that a drop rule of the family matched; `stored_dtypes` are
+    those of the tensors used, `dtype` is the one they were read as; `preprocess_by` is None where
+    nothing tells how images are prepared. `preprocess` is that preparation, and `tensors_resized`
+    says what follows from the size it gives.
+    """
+
+    source: str
+    family: str
+    library: str
+    files: tuple[str, ...]
+    tensors_used: int
+    tensors_dropped: tuple[str, ...]
+    stored_dtypes: tuple[str, ...]
+    dtype: str
+    settled: tuple[Settled, ...]
+    preprocess_by: str | None
+    preprocess: Mapping[str, Any] | None = None
+    tensors_resized: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """One line for people."""
+        dropped = f", {len(self.tensors_dropped)} left out" if self.tensors_dropped else ""
+        told = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
+        resized = "".join(f", {text}" for text in self.tensors_resized)
+        return (
+            f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
+            f"{dropped}{resized}, {'/'.join(self.stored_dtypes)} read as {self.dtype}, "
+            f"preprocessing {told}"
+        )

@@ -16,7 +16,9 @@ from vitcli import build
 from vitcli.config import schema
 from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
-from vitcli.nn import attention, block, feedforward, norms, positions
+from vitcli.nn import attention, block, positions
+from vitcli.nn import block as feedforward
+from vitcli.nn import block as norms
 from vitcli.nn import initialize as initialise
 
 LINEAR = {"head": "linear", "head_dim": 1000}

@@ -7,8 +7,8 @@ import torch
 from tests.conftest import tiny_encoder
 from vitcli.engines import ENGINES
 from vitcli.engines.engine import largest_error, prepare_engine
-from vitcli.engines.export import build_graph, write_onnx
 from vitcli.engines.onednn import restore
+from vitcli.engines.onnx_runtime import build_graph, write_onnx
 from vitcli.errors import VitcliError
 from vitcli.nn.hooks import layer_points, tapped
 
@@ -75,7 +75,8 @@ def test_the_exported_file_has_a_free_batch_and_named_outputs(tmp_path):
 
 
 def test_weights_too_large_for_one_file_stand_beside_it(tmp_path, monkeypatch):
-    from vitcli.engines import export, onnx_runtime
+    from vitcli.engines import onnx_runtime
+    from vitcli.engines import onnx_runtime as export
 
     monkeypatch.setattr(export, "LARGEST_SINGLE_FILE", 100)
     encoder = tiny_encoder(depth=1).float()

@@ -13,10 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vitcli.cli import app
-from vitcli.commands.sweep.commands import known_commands
-from vitcli.commands.sweep.expand import check_arguments, expand, repeats
+from vitcli.commands.sweep.options import known_commands
 from vitcli.commands.sweep.space import draw
-from vitcli.commands.sweep.spec import load_sweep
+from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, repeats
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun

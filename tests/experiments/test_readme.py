@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vitcli.commands.sweep.sections import SweepSection
+from vitcli.commands.sweep.space import SweepSection
 from vitcli.commands.sweep.spec import read_sweep
 from vitcli.config.yaml import parse_yaml
 

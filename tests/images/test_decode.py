@@ -21,11 +21,10 @@ from PIL import Image, ImageFile
 
 from tests.images.files import png, png_chunk, save, tiff
 from vitcli.errors import VitcliError
-from vitcli.images.color import parse_colour
 from vitcli.images.decode import FAILURE_CODES, ImageError, decode
-from vitcli.images.flatten import flatten
-from vitcli.images.formats import FORMATS
-from vitcli.images.synthetic import synthetic_image
+from vitcli.images.formats import FORMATS, flatten
+from vitcli.images.shapes import synthetic_image
+from vitcli.ui.options import parse_colour
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

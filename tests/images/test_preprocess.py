@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitcli.config.input_size import resized_to
+from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images import preprocess as module
 from vitcli.images.decode import ImageError
 from vitcli.images.preprocess import describe, plan, preprocess
-from vitcli.images.synthetic import synthetic_image
+from vitcli.images.shapes import synthetic_image
 
 
 def config(**changes: Any) -> PreprocessConfig:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitcli.images.paths import printable
-from vitcli.images.synthetic import synthetic_image
+from vitcli.files import printable
+from vitcli.images.shapes import synthetic_image
 
 
 def test_it_is_the_same_on_every_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 from vitcli.commands.encode import view as encode
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.commands.params.analysis import params
-from vitcli.commands.params.components import COMPONENTS, OTHER
+from vitcli.commands.params.result import COMPONENTS, OTHER
 from vitcli.commands.params.view import component_colours
 from vitcli.commands.params.view import figure as params_figure
 from vitcli.commands.train import view as train

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
-from vitcli.images.geometry import grid_box
+from vitcli.images.patches import grid_box
 from vitcli.images.preprocess import preprocess
 from vitcli.ui.patches import LONGEST_SIDE, covered, lay, scaled, shrunk
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,14 @@ from vitcli.checkpoints.family import Family, From
 from vitcli.checkpoints.match import Match, Part, assign, detect
 from vitcli.checkpoints.preprocessing import preprocess_of
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
-from vitcli.checkpoints.report import LoadedWeights
 from vitcli.checkpoints.resolve import settle
 from vitcli.config.load import Layers, Setting, preset_layers, validate
 from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import Document, read_yaml
 from vitcli.errors import VitcliError
-from vitcli.load_report import LoadReport, Settled
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.results import LoadReport, Settled
 
 OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
 """vitcli's own snapshots, whose names and config are ours already."""
@@ -257,3 +257,25 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """An encoder in eval mode on the CPU that gives its library's numbers.
+
+    `config.preprocess` only means something where `report.preprocess_by` names who told it.
+    """
+
+    config: ModelConfig
+    encoder: VisionEncoder
+    report: LoadReport
+
+
+def digest(files: Iterable[str | Path]) -> str:
+    """The SHA-256 of a checkpoint's files, one after another, in hexadecimal."""
+    total = hashlib.sha256()
+    for name in files:
+        with Path(name).open("rb") as file:
+            while block := file.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.family import Family, From, Variant
-from vitcli.checkpoints.operations import joined
+from vitcli.checkpoints.family import Family, From, Variant, joined
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
 from vitcli.config.request import NAME_A_PRESET
 from vitcli.errors import VitcliError

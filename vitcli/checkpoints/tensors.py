@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from vitcli.errors import VitcliError
 
 RELEASE_EVERY = 32 << 20
 """Bytes read from a mapped file before its pages are given back."""
@@ -65,3 +69,14 @@ class Mapped:
         tensor = self.reader(name)
         self.bytes_read += tensor.nbytes
         return tensor
+
+
+AGAIN = "download or copy it again"
+
+
+def damaged(path: Path, kind: str, error: Exception) -> VitcliError:
+    """What reading `path` as `kind` ended with, in one line: the first sentence of `error`."""
+    told = "" if isinstance(error, LookupError) else str(error).strip()  # a key says nothing
+    sentence = told.splitlines()[0].split(". ")[0].rstrip(".") if told else ""
+    reason = f" ({textwrap.shorten(sentence, 120)})" if sentence else ""
+    return VitcliError(f"{path}: truncated or not {kind}{reason}", AGAIN)

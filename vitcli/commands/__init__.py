@@ -16,11 +16,11 @@ COMMANDS = {
     "attn-entropy": "attention.command:attn_entropy",
     "compare": "compare.command:compare",
     "train": "train.command:train",
-    "train-shapes": "train.command_shapes:train_shapes",
+    "train-shapes": "train.command:train_shapes",
     "sweep": "sweep.command:sweep",
     "presets": "catalog.command:presets",
-    "families": "catalog.command_weights:families",
-    "convert": "catalog.command_weights:convert",
+    "families": "catalog.command:families",
+    "convert": "export.command:convert",
 }
 """Every command by name, in the order of the help: MODULE:FUNCTION below this package."""
 

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from vitcli.config.values import Floats, Ints, Rate, Size, Triple
+from vitcli.config.yaml import Floats, Ints, Rate, Size, Triple
 
 PositionKind = Literal["learned", "sincos2d", "rope2d", "alibi2d", "none"]
 PoolingKind = Literal["cls", "mean", "cls+mean", "map", "none"]

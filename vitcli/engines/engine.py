@@ -71,3 +71,25 @@ def largest_error(engine: Engine, encoder: VisionEncoder, images: Tensor) -> flo
         for ours, theirs in pairs
         if ours is not None and theirs is not None
     )
+
+
+class Runner:
+    """Runs images through one engine, which gives every layer's tokens too."""
+
+    def __init__(self, name: str, encoder: VisionEncoder) -> None:
+        self.name = name
+        self.encoder = encoder
+        self._engines: dict[tuple[int, ...], Engine] = {}
+
+    def __call__(self, images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
+        """(B, C, height, width) to the encoder's answer and the tokens at `layer_points`.
+
+        Raises:
+            VitcliError: an engine that is not installed or cannot run this encoder.
+        """
+        size = tuple(images.shape[1:])
+        if size not in self._engines:
+            self._engines[size] = prepare_engine(
+                self.name, self.encoder, images, layers=True, batches=(images.shape[0],)
+            )
+        return self._engines[size].run_layers(images)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.nn.feedforward import FeedForward
+from vitcli.nn.block import FeedForward
 
 Module = TypeVar("Module", bound=nn.Module)
 LinearOperator = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tensor]

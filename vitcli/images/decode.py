@@ -20,9 +20,8 @@ from typing import IO, Literal, get_args
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vitcli.errors import VitcliError
-from vitcli.images.flatten import align_transparency, flatten
-from vitcli.images.formats import COMMON, FORMATS, recognise
-from vitcli.images.paths import printable
+from vitcli.files import printable
+from vitcli.images.formats import COMMON, FORMATS, align_transparency, flatten, recognise
 
 FailureCode = Literal[
     "unreadable", "unsupported", "truncated", "corrupt", "too_large", "too_small", "out_of_memory"

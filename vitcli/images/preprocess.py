@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
+from vitcli.files import printable
 from vitcli.images.decode import ImageError
-from vitcli.images.paths import printable
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from vitcli.nn.attention import MultiHeadSelfAttention, Rotation, identity
@@ -65,3 +68,94 @@ class PostNormBlock(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {"pre": Block, "post": PostNormBlock}
+
+
+class QuickGELU(nn.Module):
+    """x * sigmoid(1.702 x), the approximation that OpenAI's CLIP was trained with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "quick_gelu": QuickGELU,
+    "silu": nn.SiLU,
+}
+
+
+class FeedForward(nn.Module):
+    """fc2(activation(fc1(x))): (B, N, D) -> (B, N, M) -> (B, N, D)."""
+
+    def __init__(
+        self, hidden: int, mlp_hidden: int, activation: nn.Module, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden, mlp_hidden)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(mlp_hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(self.dropout(self.activation(self.fc1(x))))
+        return y
+
+
+class GatedFeedForward(nn.Module):
+    """fc2(activation(gate) * up), with gate and up the halves of one projection.
+
+    Shazeer 2020, "GLU Variants Improve Transformer"; the first half of `fc1` is the gate.
+    """
+
+    def __init__(
+        self, hidden: int, mlp_hidden: int, activation: nn.Module, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden, 2 * mlp_hidden)
+        self.activation = activation
+        self.dropout = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(mlp_hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.fc1(x).chunk(2, dim=-1)  # 2 x (B, N, M)
+        y: Tensor = self.fc2(self.dropout(self.activation(gate) * up))
+        return y
+
+
+FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
+    "plain": FeedForward,
+    "gated": GatedFeedForward,
+}
+
+
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {
+    "layernorm": lambda width, eps: nn.LayerNorm(width, eps=eps),
+    "rmsnorm": lambda width, eps: nn.RMSNorm(width, eps=eps),
+}
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a branch's output (Touvron et al. 2021, CaiT, section 2)."""
+
+    def __init__(self, width: int, initial: float) -> None:
+        super().__init__()
+        self.initial = initial
+        self.gamma = nn.Parameter(torch.full((width,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class PerHeadNorm(nn.Module):
+    """One norm over the channels of each head, applied before the head split."""
+
+    def __init__(self, norm: nn.Module, heads: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = x.unflatten(-1, (self.heads, -1))  # (B, N, H, d)
+        normed: Tensor = self.norm(split)
+        return normed.flatten(-2)  # (B, N, D)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import join_masks
-from vitcli.nn.frontend import VisionFrontEnd
+from vitcli.nn.attention import Rotation, identity, join_masks
+from vitcli.nn.block import Block
 from vitcli.nn.masks import Mask
-from vitcli.nn.positions import Grid
-from vitcli.nn.vit import ViT
+from vitcli.nn.positions import Grid, NoPosition
 
 
 class EncoderOutput(NamedTuple):
@@ -70,3 +71,82 @@ class VisionEncoder(nn.Module):
         pooled = self.pooling(first, patches)
         pooled = None if pooled is None else self.pool_norm(pooled)
         return EncoderOutput(tokens, last, pooled, self.head(pooled, first, patches, grid))
+
+
+class ViT(nn.Module):
+    """Blocks one after another, then a norm (`nn.Identity` where there is none)."""
+
+    def __init__(self, blocks: Sequence[Block], norm: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
+
+    def forward(
+        self,
+        x: Tensor,
+        rotate: Rotation = identity,
+        attn_mask: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D); `attn_mask` is one for all blocks or one per block."""
+        y: Tensor = self.norm(self.run_blocks(x, rotate, attn_mask))
+        return y
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        rotate: Rotation = identity,
+        attn_mask: Tensor | Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
+        """The tokens before the final norm."""
+        masks = (
+            [attn_mask] * len(self.blocks)
+            if isinstance(attn_mask, Tensor) or attn_mask is None
+            else attn_mask
+        )
+        for block, mask in zip(self.blocks, masks, strict=True):
+            x = cast(Block, block)(x, rotate, mask)
+        return x
+
+
+class VisionFrontEnd(nn.Module):
+    """Patch projection, prefix tokens in order, additive positions, and CLIP's norm if any.
+
+    Args:
+        prefix: how many tokens of each kind, in token order, for example
+            `{"cls": 1, "registers": 4}`.
+        norm: applied to all tokens at the end (`nn.Identity` for every family but CLIP).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        patch_size: int,
+        prefix: Mapping[str, int],
+        position: NoPosition,
+        norm: nn.Module,
+        patch_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.projection = nn.Conv2d(channels, hidden, patch_size, patch_size, bias=patch_bias)
+        self.prefix = nn.ParameterDict(
+            {kind: nn.Parameter(torch.empty(count, hidden)) for kind, count in prefix.items()}
+        )
+        self.prefix_tokens = sum(prefix.values())
+        self.position = position
+        self.norm = norm
+
+    def grid(self, images: Tensor) -> Grid:
+        """(rows, columns) of whole patches; trailing pixels are dropped."""
+        height, width = images.shape[-2:]
+        return height // self.patch_size, width // self.patch_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, height, width) -> (B, P+N, D), patches row by row after the prefix tokens."""
+        patches = self.projection(images).flatten(2).transpose(1, 2)  # (B, N, D)
+        rows = [*self.prefix.values(), patches.new_empty(0, patches.shape[-1])]
+        prefix = torch.cat(rows).expand(patches.shape[0], -1, -1)  # (B, P, D)
+        prefix, patches = self.position.add(prefix, patches, self.grid(images))
+        tokens: Tensor = self.norm(torch.cat([prefix, patches], dim=1))  # (B, P+N, D)
+        return tokens

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.nn.attention import QueryValueBiasLinear
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.frontend import VisionFrontEnd
-from vitcli.nn.norms import LayerScale
+from vitcli.nn.block import LayerScale
+from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd
 from vitcli.nn.pooling import MapPooling
 from vitcli.nn.positions import LearnedPosition
 

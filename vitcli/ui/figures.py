@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
+from vitcli.ui.console import answer, answer_text, note
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -39,3 +41,19 @@ def save_figure(drawing: Any, path: Path) -> None:
     with atomic_write(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands in its place
         drawing.savefig(file, format=path.suffix.lower()[1:], dpi=150)
+
+
+def show(result: Any, json: bool, tables: Callable[[Any], Iterable[Any]]) -> None:
+    """The answer on stdout."""
+    if json:
+        from vitcli.results import to_json
+
+        answer_text(to_json(result))
+    else:
+        answer(*tables(result))
+
+
+def draw(drawing: Any, file: Path, what: str = "") -> None:
+    """Write a figure, and say so."""
+    save_figure(drawing, file)
+    note(f"drew {what} in {file}" if what else f"drew {file}")

@@ -5,19 +5,23 @@ A command takes a group of them as one parameter, `model: ModelOptions`, under `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from vitcli.config.load import Setting, parse_setting
+from vitcli.config.load import Setting, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
+from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
+from vitcli.files import printable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -228,3 +232,121 @@ def grouped(function: Function) -> Function:
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in flat}
     return command  # type: ignore[return-value]
+
+
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="|".join(ENGINES),
+        help="What runs the encoder: plain torch, torch.compile, ONNX Runtime (extra onnx).",
+    ),
+]
+
+
+def known_engine(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        VitcliError: no such engine.
+    """
+    if name not in ENGINES:
+        raise VitcliError(f"--engine {name}: unknown", "one of " + ", ".join(ENGINES))
+    return name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourcesOptions:
+    """The options that name several encoders: each preset, config and source is one of its own."""
+
+    preset: Annotated[
+        list[str] | None,
+        model_option("--preset", metavar="NAME", help="A known encoder. Repeatable."),
+    ] = None
+    config: Annotated[
+        list[Path] | None,
+        model_option("--config", metavar="FILE", help="A YAML config. Repeatable."),
+    ] = None
+    weights: Annotated[
+        list[str] | None,
+        model_option(
+            "--weights",
+            metavar="[PRESET=]SOURCE",
+            help="Checkpoint file, directory or hub owner/name; a bare state dict may need its "
+            "preset before it. Repeatable.",
+        ),
+    ] = None
+    registers: Annotated[
+        str | None,
+        model_option(
+            "--registers", metavar="N[,M...]", help="Each encoder with each number of registers."
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodersOptions(SharedModelOptions, SourcesOptions):
+    """Several encoders; the last base's options come first in the help."""
+
+    def to_requests(self) -> list[ModelRequest]:
+        """Presets, then configs, then sources, each in the order given."""
+        counts = parse_counts(self.registers)
+        if self.weights and counts:
+            raise VitcliError(
+                "--registers: a checkpoint has the registers it was trained with",
+                "compare fresh encoders by --preset or --config",
+            )
+        fresh: list[dict[str, Any]] = [
+            *({"preset": name} for name in self.preset or []),
+            *({"config_file": file} for file in self.config or []),
+        ]
+        if not fresh and not self.weights:
+            fresh = [{}]
+        variants: Sequence[tuple[Any, ...]] = (
+            [(registers_setting(count),) for count in counts] if counts else [()]
+        )
+        return [
+            *(
+                self.request(**which, settings=settings)
+                for which, settings in itertools.product(fresh, variants)
+            ),
+            *(self.request(**split_source(text)) for text in self.weights or []),
+        ]
+
+
+def parse_counts(text: str | None) -> list[int]:
+    """`0,4` as numbers, each once.
+
+    Raises:
+        VitcliError: not whole numbers.
+    """
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() for part in parts):
+        raise VitcliError(f"--registers {text}: expected whole numbers", "for example 0,4")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def split_source(text: str) -> dict[str, str]:
+    """`SOURCE` or `PRESET=SOURCE` as the fields of a request."""
+    preset, equals, source = text.partition("=")
+    if equals and preset in preset_names():
+        return {"preset": preset, "weights": source}
+    return {"weights": text}
+
+
+def parse_colour(text: str) -> tuple[int, int, int]:
+    """Red, green, blue from a name (`white`), `#rrggbb`, `rgb(0, 0, 0)` or three numbers `0,0,0`.
+
+    Raises VitcliError for anything else, transparency included.
+    """
+    from PIL import ImageColor
+
+    numbers = text.count(",") == 2 and "(" not in text
+    with contextlib.suppress(ValueError):
+        colour = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
+        if len(colour) == 3 and all(0 <= channel <= 255 for channel in colour):
+            return colour
+    raise VitcliError(
+        f"{printable(text)} is not a colour",
+        "write a name, #rrggbb, or three numbers such as 255,255,255",
+    )

@@ -20,7 +20,7 @@ from torch.nn.functional import interpolate
 from torchvision.models import ViT_B_16_Weights, ViT_H_14_Weights, ViT_L_16_Weights
 
 from vitcli.checkpoints.processors import from_open_clip, from_timm, from_transformers
-from vitcli.config.input_size import resized_to
+from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images.preprocess import preprocess
 

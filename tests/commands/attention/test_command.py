@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from vitcli.cli import app
 from vitcli.errors import VitcliError
-from vitcli.ui.encoders import EncodersOptions, parse_counts, split_source
+from vitcli.ui.options import EncodersOptions, parse_counts, split_source
 
 SMALL = [
     f"--set={setting}"

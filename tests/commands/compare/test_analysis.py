@@ -14,8 +14,7 @@ from PIL import Image
 from tests.conftest import TINY, randomise
 from vitcli.build import build_encoder
 from vitcli.commands.compare import analysis as module
-from vitcli.commands.compare.analysis import compare
-from vitcli.commands.compare.config_differences import config_differences
+from vitcli.commands.compare.analysis import compare, config_differences
 from vitcli.commands.compare.similarity import MinibatchCka, centred_gram
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError

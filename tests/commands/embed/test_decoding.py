@@ -13,9 +13,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from vitcli.commands.embed.decoding import DecodePool
-from vitcli.commands.embed.entries import Entry
-from vitcli.commands.embed.worker import Decoded, DecodeWork
+from vitcli.commands.embed.decoding import Decoded, DecodePool, DecodeWork
+from vitcli.commands.embed.shards import Entry
 from vitcli.config.schema import PreprocessConfig
 
 WORK = DecodeWork(PreprocessConfig(resize="squash", resize_size=(8, 8)))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vitcli.commands.embed import inputs
-from vitcli.commands.embed.entries import Entry
 from vitcli.commands.embed.inputs import difference, write_inputs
+from vitcli.commands.embed.shards import Entry
 
 
 @pytest.mark.parametrize("in_memory", [1000, 7])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vitcli.commands.embed.command import is_job
-from vitcli.commands.embed.entries import Entry
 from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.shards import Entry
 from vitcli.errors import VitcliError
 
 

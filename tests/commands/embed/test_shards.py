@@ -5,7 +5,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitcli.commands.embed.entries import Entry, escaped, unescaped
+from vitcli.commands.embed.shards import Entry, escaped, unescaped
 
 
 @given(st.binary(min_size=1))

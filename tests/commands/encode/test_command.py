@@ -17,12 +17,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitcli.build import build_encoder
-from vitcli.cli import app
+from vitcli.cli import Boundary, app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.ui.error_handling import Boundary
 
 SMALL = [
     f"--set={setting}"

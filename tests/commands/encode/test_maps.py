@@ -15,7 +15,7 @@ from tests.commands.attention.test_command import SMALL
 from vitcli.cli import app
 from vitcli.commands.encode import analysis
 from vitcli.commands.encode.maps import FeatureCollector
-from vitcli.commands.encode.view_maps import figure
+from vitcli.commands.encode.view import map_figure as figure
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError

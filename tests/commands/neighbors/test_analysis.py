@@ -12,9 +12,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
-from vitcli.commands.embed.job import MANIFEST, iterate_parts
+from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
 from vitcli.commands.embed.listing import Listing
-from vitcli.commands.embed.saved_model import recalled, remembered
 from vitcli.commands.neighbors.analysis import neighbours, pictures
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest

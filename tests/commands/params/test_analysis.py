@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitcli.build import build_encoder, build_meta
-from vitcli.commands.params import components
+from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import Cost, component_costs, model_costs
-from vitcli.commands.params.components import COMPONENTS
+from vitcli.commands.params.result import COMPONENTS
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig
 from vitcli.errors import VitcliError

@@ -9,16 +9,14 @@ import torch
 
 from tests.conftest import TINY
 from vitcli.build import build_encoder
-from vitcli.commands.params import components
+from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.profile import session as session_module
-from vitcli.commands.profile.analysis import attend, profile
+from vitcli.commands.profile.analysis import attend, profile, verdict
 from vitcli.commands.profile.components import OTHER
-from vitcli.commands.profile.result import ComponentTime, ProfileRun, WallTime
+from vitcli.commands.profile.result import ComponentTime, ProfileRun, ProfileSettings, WallTime
 from vitcli.commands.profile.session import spread
-from vitcli.commands.profile.settings import ProfileSettings
-from vitcli.commands.profile.verdict import verdict
-from vitcli.config.input_size import resized_to
+from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.model import LoadedModel

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from vitcli.commands.sweep.analysis import Event, Outcome, Runner
-from vitcli.commands.sweep.expand import expand
 from vitcli.commands.sweep.options import Command, Option
 from vitcli.commands.sweep.report import View, report
 from vitcli.commands.sweep.result import SweepReport
-from vitcli.commands.sweep.spec import Sweep, load_sweep
+from vitcli.commands.sweep.spec import Sweep, expand, load_sweep
 from vitcli.commands.sweep.study import Study
 from vitcli.commands.sweep.trialdir import Results
 

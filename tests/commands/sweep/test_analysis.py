@@ -22,7 +22,7 @@ from vitcli.commands.sweep.analysis import Event
 from vitcli.commands.sweep.spec import load_sweep
 from vitcli.commands.sweep.study import Study
 from vitcli.commands.sweep.trialdir import Results
-from vitcli.locks import is_held
+from vitcli.files import is_held
 
 HEAD = "command: train-shapes\n"
 SIX = HEAD + "grid: {norm: [ok], lr: [0.1, 0.2, 0.3]}\nrepeat: 2\nmetrics: [result.score]\n"

@@ -13,10 +13,8 @@ import pytest
 
 from tests.commands.sweep.conftest import Sweeper, kill
 from tests.commands.sweep.test_analysis import _running
-from vitcli.commands.sweep.export import write_csv, write_parquet
-from vitcli.commands.sweep.metrics import lookup
-from vitcli.commands.sweep.report import never_found, report, spread
-from vitcli.commands.sweep.trialdir import Results
+from vitcli.commands.sweep.report import never_found, report, spread, write_csv, write_parquet
+from vitcli.commands.sweep.trialdir import Results, lookup
 from vitcli.errors import VitcliError
 
 TEXT = """

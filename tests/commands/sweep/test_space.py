@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
-from vitcli.commands.sweep.expand import belongs, expand, repeats, trial_id
 from vitcli.commands.sweep.options import setting_text
 from vitcli.commands.sweep.space import Range, draw
+from vitcli.commands.sweep.spec import belongs, expand, repeats, trial_id
 from vitcli.config.load import parse_setting
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError

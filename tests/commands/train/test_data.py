@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.commands.train.mixing import cut_box, mix, mix_batch, soft_targets, swap_neighbours
+from vitcli.commands.train.data import cut_box, mix, mix_batch, soft_targets, swap_neighbours
 from vitcli.config.training import TrainConfig
 
 

@@ -12,12 +12,10 @@ from PIL import Image
 
 from tests.commands.train.runs import TINY
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.datasets import find_sets, read_idx
-from vitcli.commands.train.images import ImagesSource
+from vitcli.commands.train.datasets import ImagesSource, find_sets, read_idx
 from vitcli.config.load import Setting
 from vitcli.config.schema import PreprocessConfig
-from vitcli.config.training import ImagesData
-from vitcli.config.training_request import TrainRequest
+from vitcli.config.training import ImagesData, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess

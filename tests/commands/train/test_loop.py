@@ -10,10 +10,10 @@ import torch
 from tests.commands.train.runs import command, request, run, shell
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.audit import audit
 from vitcli.commands.train.data import ShapesSource, batch_indices
-from vitcli.commands.train.diagnose import first_bad_layer
 from vitcli.commands.train.loop import Trainer
+from vitcli.commands.train.optimizer import audit
+from vitcli.commands.train.outcome import first_bad_layer
 from vitcli.commands.train.parallel import World
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder

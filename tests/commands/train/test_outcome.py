@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitcli.commands.train.verdict import chance_accuracy, judge, lower_bound
+from vitcli.commands.train.outcome import chance_accuracy, judge, lower_bound
 
 
 def test_wilson_bound_equals_its_definition() -> None:

@@ -110,7 +110,7 @@ def test_kill_minus_nine_of_a_process(tmp_path: Path) -> None:
 def test_resuming_needs_no_option_but_the_directory(tmp_path: Path) -> None:
     """Here the recipe's defaults differ from the run's config, which counts."""
     from vitcli.commands.train import analysis as train
-    from vitcli.config.training_request import TrainRequest
+    from vitcli.config.training import TrainRequest
 
     first = run(tmp_path, train__lr=0.01)
     asked = TrainRequest(device="cpu", out=tmp_path, resume=True)

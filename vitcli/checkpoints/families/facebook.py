@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vitcli.checkpoints.families import timm
-from vitcli.checkpoints.family import Family, From, Renames, Tell, Variant
-from vitcli.checkpoints.operations import fused, rows
+from vitcli.checkpoints.family import Family, From, Renames, Tell, Variant, fused, rows
 from vitcli.checkpoints.tensors import LazyTensor
 
 # Pre-training checkpoints keep the backbone beside its heads, and its blocks in chunks.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitcli.checkpoints.family import Family, From, Renames, Tell, Variant
-from vitcli.checkpoints.operations import joined, rows, transposed
+from vitcli.checkpoints.family import Family, From, Renames, Tell, Variant, joined, rows, transposed
 
 BLOCK = "Transformer/encoderblock_{i}/"
 ATTENTION = "MultiHeadDotProductAttention_0/"

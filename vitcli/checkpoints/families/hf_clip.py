@@ -9,8 +9,17 @@ from vitcli.checkpoints.families.hugging_face import (
     TABLE_IN_MODEL_DTYPE,
     TINY,
 )
-from vitcli.checkpoints.family import Family, Renames, To, Variant
-from vitcli.checkpoints.operations import conv_from_linear, fused, last_two_thirds, rows, third
+from vitcli.checkpoints.family import (
+    Family,
+    Renames,
+    To,
+    Variant,
+    conv_from_linear,
+    fused,
+    last_two_thirds,
+    rows,
+    third,
+)
 
 BLOCK = "encoder.layers.{i}."
 BLOCKS: Renames = {

@@ -12,8 +12,7 @@ from vitcli.checkpoints.families.hugging_face import (
     TINY,
     flag,
 )
-from vitcli.checkpoints.family import Family, Renames, To, Variant, only
-from vitcli.checkpoints.operations import fused, rows
+from vitcli.checkpoints.family import Family, Renames, To, Variant, fused, only, rows
 
 BLOCK = "encoder.layer.{i}."
 # transformers 5 has other names in memory than in its files; the tables use those of the files.

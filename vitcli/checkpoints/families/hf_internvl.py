@@ -9,8 +9,7 @@ from vitcli.checkpoints.families.hugging_face import (
     TABLE_IN_MODEL_DTYPE,
     TINY,
 )
-from vitcli.checkpoints.family import Family, To, only
-from vitcli.checkpoints.operations import fused, rows
+from vitcli.checkpoints.family import Family, To, fused, only, rows
 
 BLOCK = "encoder.layer.{i}."
 INTERNVL = Family(

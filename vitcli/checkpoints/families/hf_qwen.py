@@ -16,8 +16,7 @@ from vitcli.checkpoints.families.hugging_face import (
     TINY,
     side,
 )
-from vitcli.checkpoints.family import Family, Renames, To, only
-from vitcli.checkpoints.operations import fused, summed_over_frames
+from vitcli.checkpoints.family import Family, Renames, To, fused, only, summed_over_frames
 
 BLOCK = "blocks.{i}."
 RENAMES: Renames = {

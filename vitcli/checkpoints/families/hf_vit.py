@@ -9,8 +9,7 @@ from vitcli.checkpoints.families.hugging_face import (
     TINY,
     VIT_SETTINGS,
 )
-from vitcli.checkpoints.family import Family, Renames, Variant
-from vitcli.checkpoints.operations import fused, rows
+from vitcli.checkpoints.family import Family, Renames, Variant, fused, rows
 
 # transformers 5 has other names in memory than in its files; the tables use those of the files.
 ALIASES = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from vitcli.checkpoints.families.hugging_face import IGNORED, SETTINGS, flag
-from vitcli.checkpoints.family import Family, To
-from vitcli.checkpoints.operations import rows
+from vitcli.checkpoints.family import Family, To, rows
 
 BLOCK = "encoder.layers.{i}."
 INTERNVIT = Family(

@@ -9,8 +9,7 @@ from typing import Any
 from vitcli.checkpoints.families import timm, timm_eva, timm_vit
 from vitcli.checkpoints.families.hugging_face import side, size
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
-from vitcli.checkpoints.family import Family, Renames, To, Variant, only
-from vitcli.checkpoints.operations import rows, transposed
+from vitcli.checkpoints.family import Family, Renames, To, Variant, only, rows, transposed
 from vitcli.checkpoints.processors.values import CLIP
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 

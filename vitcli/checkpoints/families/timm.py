@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitcli.checkpoints.families.hugging_face import flag, side, size
-from vitcli.checkpoints.family import Renames, To, Variant, only
-from vitcli.checkpoints.operations import rows
+from vitcli.checkpoints.family import Renames, To, Variant, only, rows
 
 LIBRARY = "timm"
 BLOCK = "blocks.{i}."

@@ -8,8 +8,7 @@ from typing import Any
 from vitcli.checkpoints.families import hugging_face, timm
 from vitcli.checkpoints.families.hugging_face import size
 from vitcli.checkpoints.families.timm_architectures import EVAS
-from vitcli.checkpoints.family import Family, To, Variant, only
-from vitcli.checkpoints.operations import fused
+from vitcli.checkpoints.family import Family, To, Variant, fused, only
 
 ROPE_COORDINATES = {"dinov3": "centred", "cat": "reference"}
 SHARED_SETTINGS = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from vitcli.checkpoints.family import Family, Variant
-from vitcli.checkpoints.operations import rows
+from vitcli.checkpoints.family import Family, Variant, rows
 
 BLOCK = "encoder.layers.encoder_layer_{i}."
 VIT = Family(

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.formats.damage import damaged
-from vitcli.checkpoints.tensors import LazyTensor, Tensors
+from vitcli.checkpoints.tensors import LazyTensor, Tensors, damaged
 from vitcli.errors import VitcliError
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vitcli.checkpoints.formats.damage import damaged
-from vitcli.checkpoints.tensors import RELEASE_EVERY, LazyTensor, Mapped, Tensors
+from vitcli.checkpoints.tensors import RELEASE_EVERY, LazyTensor, Mapped, Tensors, damaged
 from vitcli.errors import VitcliError
 
 _DTYPES = {

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.encoders import EncodersOptions
-from vitcli.ui.options import BackgroundOption, EveryOption, JsonOption, PlotOption, grouped
-from vitcli.ui.output import draw, show
+from vitcli.ui.figures import draw, show
+from vitcli.ui.options import (
+    BackgroundOption,
+    EncodersOptions,
+    EveryOption,
+    JsonOption,
+    PlotOption,
+    grouped,
+)
 
 if TYPE_CHECKING:
     from vitcli.model import LoadedModel
@@ -77,9 +83,9 @@ def attn_entropy(
       vitcli attn-entropy *.jpg --registers 0,4 --plot entropy.png
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
     """
-    from vitcli.images.color import parse_colour
     from vitcli.ui.console import note, progress, status, warn
     from vitcli.ui.figures import check_figure_file
+    from vitcli.ui.options import parse_colour
 
     check_figure_file(plot)
     check_figure_file(overlay)
@@ -98,7 +104,7 @@ def attn_entropy(
 
     with status("loading torch"):
         from vitcli.commands.attention import analysis
-        from vitcli.commands.attention.overlay import OverlayCollector
+        from vitcli.commands.attention.maps import OverlayCollector
         from vitcli.model import load_model
 
     maps = OverlayCollector(query, layers, fuse or "mean", rollout)
@@ -132,7 +138,7 @@ def attn_entropy(
         draw(figure(result), plot)
     if overlay and result.models:
         from vitcli.commands.attention.view import overlay_figure
-        from vitcli.ui.numbers import plural
+        from vitcli.ui.console import plural
 
         what = f"{plural(len(maps.sheets), 'sheet')} of maps"
         draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)

@@ -1,9 +1,9 @@
-"""Which encoders come with the package."""
+"""Which presets come with the package, and which checkpoint families are read."""
 
 from __future__ import annotations
 
+from vitcli.commands.catalog.result import FamiliesResult, FamilyRow, PresetRow, PresetsResult
 from vitcli.commands.params.analysis import model_costs
-from vitcli.commands.params.result import PresetRow, PresetsResult
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
@@ -42,3 +42,21 @@ def _row(name: str) -> PresetRow:
         image_size=costs.image_size,
         parameters=costs.total,
     )
+
+
+def families(word: str = "") -> FamiliesResult:
+    """The families whose name or library contains `word`, in the order they are tried.
+
+    Raises:
+        VitcliError: there is none.
+    """
+    from vitcli.checkpoints.families import FAMILIES  # brings torch
+
+    rows = tuple(
+        FamilyRow(f.name, f.library, f.model_types, f.verified)
+        for f in FAMILIES
+        if word.lower() in f"{f.name} {f.library}".lower()
+    )
+    if not rows:
+        raise VitcliError(f"no family's name contains {word!r}", "`vitcli families` lists all")
+    return FamiliesResult(rows)

@@ -1,4 +1,4 @@
-"""vitcli presets"""
+"""vitcli presets, vitcli families"""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from vitcli.ui.figures import show
 from vitcli.ui.options import JsonOption
-from vitcli.ui.output import show
 
 
 def presets(
@@ -29,3 +29,24 @@ def presets(
     from vitcli.commands.catalog.view import presets_table
 
     show(result, json, lambda result: [presets_table(result)])
+
+
+def families(
+    word: Annotated[
+        str, typer.Argument(metavar="[WORD]", help="Only families whose name contains it.")
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """The checkpoint families that --weights reads, and how each was verified.
+
+    \b
+    Examples:
+      vitcli families
+      vitcli families timm --json
+    """
+    from vitcli.commands.catalog.analysis import families as analysis
+
+    result = analysis(word)
+    from vitcli.commands.catalog.view import families_table
+
+    show(result, json, lambda result: [families_table(result)])

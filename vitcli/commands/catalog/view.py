@@ -1,13 +1,12 @@
-"""`vitcli presets` as a table."""
+"""`vitcli presets` and `vitcli families` as tables."""
 
 from __future__ import annotations
 
 from rich.table import Table
 
-from vitcli.commands.params.result import PresetsResult
+from vitcli.commands.catalog.result import FamiliesResult, PresetsResult
 from vitcli.commands.params.view import size
-from vitcli.ui.console import table
-from vitcli.ui.numbers import exact
+from vitcli.ui.console import exact, table
 
 
 def presets_table(result: PresetsResult) -> Table:
@@ -23,4 +22,20 @@ def presets_table(result: PresetsResult) -> Table:
             family = row.family
         numbers = (row.hidden, row.depth, row.heads, row.patch_size)
         grid.add_row(row.name, *map(str, numbers), size(row.image_size), exact(row.parameters))
+    return grid
+
+
+def families_table(result: FamiliesResult) -> Table:
+    """One row a family, a line between libraries."""
+    grid = table()
+    grid.add_column("family", no_wrap=True)
+    grid.add_column("library")
+    grid.add_column("model_type")
+    grid.add_column("compared with")
+    library = result.families[0].library
+    for row in result.families:
+        if row.library != library:
+            grid.add_section()
+            library = row.library
+        grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
     return grid

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitcli.commands.compare.config_differences import config_differences
-from vitcli.commands.compare.result import CompareResult, LayerDifferences, LinearCka
+from vitcli.commands.compare.result import (
+    CompareResult,
+    ConfigDifference,
+    LayerDifferences,
+    LinearCka,
+)
 from vitcli.commands.compare.similarity import (
     MIN_EXAMPLES,
     LayerDifference,
@@ -284,3 +289,24 @@ def summary(
 
 def _size(row: LayerDifferences) -> str:
     return f"{row.layer}: {row.max_abs:.2e}, {row.relative:.1e} of its largest value"
+
+
+def config_differences(a: LoadedModel, b: LoadedModel) -> tuple[ConfigDifference, ...]:
+    """The keys of encoder and preprocessing that are not the same."""
+    first, second = (
+        dict(_leaves({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocess)}))
+        for m in (a, b)
+    )
+    return tuple(
+        ConfigDifference(key, str(first.get(key)), str(second.get(key)))
+        for key in dict.fromkeys([*first, *second])
+        if first.get(key) != second.get(key)
+    )
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else key)
+    else:
+        yield path, value

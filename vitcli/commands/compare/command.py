@@ -10,7 +10,7 @@ import typer
 from vitcli.config.load import nearest, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.ui.encoders import split_source
+from vitcli.ui.figures import draw, show
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
@@ -18,8 +18,8 @@ from vitcli.ui.options import (
     PlotOption,
     SharedModelOptions,
     grouped,
+    split_source,
 )
-from vitcli.ui.output import draw, show
 
 
 @grouped
@@ -72,9 +72,9 @@ def compare(
       vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
       vitcli compare A B images/*.jpg --plot cka.png
     """
-    from vitcli.images.color import parse_colour
     from vitcli.ui.console import note, progress, status, warn
     from vitcli.ui.figures import check_figure_file
+    from vitcli.ui.options import parse_colour
 
     check_figure_file(plot)
     if examples not in ("auto", "images", "patches"):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vitcli._version import __version__
-from vitcli.commands.embed.decoding import DecodePool
+from vitcli.commands.embed.decoding import DecodePool, DecodeWork
 from vitcli.commands.embed.encoder import (
     IDENTITY,
     VECTORS,
@@ -25,20 +25,26 @@ from vitcli.commands.embed.encoder import (
     failure,
     vector_width,
 )
-from vitcli.commands.embed.entries import Entry
 from vitcli.commands.embed.inputs import write_inputs
-from vitcli.commands.embed.job import Job, begin, count_failures, my_share, only_writer
+from vitcli.commands.embed.job import (
+    Job,
+    begin,
+    count_failures,
+    my_share,
+    only_writer,
+    remembered,
+    weights_digest,
+)
 from vitcli.commands.embed.listing import Listing
 from vitcli.commands.embed.parts import OK, Rows, check_format
 from vitcli.commands.embed.result import FailureCount, FolderResult
-from vitcli.commands.embed.saved_model import remembered, weights_digest
-from vitcli.commands.embed.worker import DecodeWork
+from vitcli.commands.embed.shards import Entry
 from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.encode.vectors import available_tokens
 from vitcli.commands.params.analysis import model_costs
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.images.paths import printable
+from vitcli.files import printable
 from vitcli.model import LoadedModel
 from vitcli.results import FailedImage
 

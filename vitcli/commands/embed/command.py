@@ -13,7 +13,7 @@ import typer
 
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.images.paths import is_folder
+from vitcli.files import is_folder
 
 if TYPE_CHECKING:
     from vitcli.commands.embed.encoder import FolderOptions
@@ -189,7 +189,7 @@ def run_job(
         note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
     sys.stderr.write(summary(result) + "\n")
     if how["json"]:
-        from vitcli.ui.json import to_json
+        from vitcli.results import to_json
 
         answer_text(to_json(result))
     else:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vitcli.commands.embed.decoding import available_cpus
+from vitcli.commands.embed.decoding import Decoded, available_cpus
 from vitcli.commands.embed.parts import OK, Rows
-from vitcli.commands.embed.worker import Decoded
 from vitcli.commands.encode.analysis import NormTable, run_observed, select_tokens
 from vitcli.errors import VitcliError
+from vitcli.files import printable
 from vitcli.images.decode import MAX_PIXELS
-from vitcli.images.paths import printable
 from vitcli.model import LoadedModel
 from vitcli.nn.hooks import layer_points
 

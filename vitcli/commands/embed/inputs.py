@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vitcli.commands.embed.entries import Entry
-from vitcli.images.paths import printable
+from vitcli.commands.embed.shards import Entry
+from vitcli.files import printable
 
 _IN_MEMORY = 50_000
 """Entries that are sorted at a time; above it, sorted runs are merged from disk."""

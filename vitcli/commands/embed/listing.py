@@ -17,10 +17,9 @@ from typing import BinaryIO
 
 from PIL import Image
 
-from vitcli.commands.embed.entries import Entry
-from vitcli.commands.embed.shards import count_suffix, members
+from vitcli.commands.embed.shards import Entry, count_suffix, members
 from vitcli.errors import VitcliError
-from vitcli.images.paths import is_folder, printable
+from vitcli.files import is_folder, printable
 
 _MORE_SUFFIXES = {".avif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", ".svg", ".mpo"}
 _NOT_IMAGES = {".pdf", ".mpg", ".mpeg", ".h5", ".hdf", ".bufr", ".grib"}

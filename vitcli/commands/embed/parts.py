@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vitcli.commands.embed.entries import Entry, escaped, unescaped
+from vitcli.commands.embed.shards import Entry, escaped, unescaped
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 

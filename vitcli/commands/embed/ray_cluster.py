@@ -16,10 +16,9 @@ import torch
 from vitcli.commands.embed.analysis import Progress, Work, decode_work, partial_rows
 from vitcli.commands.embed.decoding import DecodePool
 from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
-from vitcli.commands.embed.entries import Entry
-from vitcli.commands.embed.job import Job
+from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
-from vitcli.commands.embed.saved_model import recalled, remembered, weights_digest
+from vitcli.commands.embed.shards import Entry
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.model import LoadedModel, load_model

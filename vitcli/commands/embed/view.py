@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitcli.commands.embed.result import FolderResult
-from vitcli.images.paths import printable
-from vitcli.ui.console import table
-from vitcli.ui.numbers import plural
+from vitcli.files import printable
+from vitcli.ui.console import plural, table
 
 _PLAIN_EVERY_S = 10.0
 Watch = Callable[[int, int, "Counter[str]"], None]

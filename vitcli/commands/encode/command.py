@@ -10,17 +10,18 @@ import typer
 
 from vitcli.commands.embed.command import JobOptions, is_job, run_job
 from vitcli.errors import VitcliError
-from vitcli.ui.engines import EngineOption, known_engine
+from vitcli.ui.figures import draw, show
 from vitcli.ui.options import (
     BackgroundOption,
+    EngineOption,
     EveryOption,
     JsonOption,
     ModelOptions,
     PlotOption,
     PrintConfigOption,
     grouped,
+    known_engine,
 )
-from vitcli.ui.output import draw, show
 
 
 @grouped
@@ -94,9 +95,8 @@ def encode(
       vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
     """
     from vitcli.commands.encode.vectors import check_tokens, check_vector_file, write_vectors
-    from vitcli.ui.console import answer_text, note, progress, status, warn
+    from vitcli.ui.console import answer_text, note, plural, progress, status, warn
     from vitcli.ui.figures import check_figure_file
-    from vitcli.ui.numbers import plural
 
     many = is_job(images or [], out)
     if many and (plot or map_file or every != 1):
@@ -127,7 +127,7 @@ def encode(
         return answer_text(config_yaml(request.fresh_config()))
     if request.weights is None:  # a bad config is told before torch is loaded
         check_tokens(request.fresh_config(), [] if many else kinds)
-    from vitcli.images.color import parse_colour
+    from vitcli.ui.options import parse_colour
 
     colour = parse_colour(background)
     if many and not print_config:
@@ -167,10 +167,10 @@ def encode(
         write_vectors(Path(out), vectors)
         note(f"wrote {', '.join(kinds)} of {plural(len(result.images), 'image')} to {out}")
     if map_file and result.images:
-        from vitcli.commands.encode.view_maps import figure as feature_figure
+        from vitcli.commands.encode.view import map_figure
 
         what = f"the features of {plural(len(features.pictures), 'image')}"
-        draw(feature_figure(features.sheets(), features.pictures), map_file, what)
+        draw(map_figure(features.sheets(), features.pictures), map_file, what)
         if features.left_out:
             note(f"{features.left_out} more images are in the fit only")
     if plot and result.images:

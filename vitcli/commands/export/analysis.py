@@ -1,4 +1,4 @@
-"""Write an encoder as an ONNX graph, and hold what was written to eager's numbers."""
+"""Write an encoder as an ONNX graph checked against eager, or as vitcli's own checkpoint."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitcli.checkpoints.load import digest
+from vitcli.checkpoints.save import WEIGHTS_FILE, save_snapshot
 from vitcli.commands.encode.analysis import model_info
-from vitcli.commands.export.result import ExportedFile, ExportedTensor, ExportResult
+from vitcli.commands.export.result import ConvertResult, ExportedFile, ExportedTensor, ExportResult
 from vitcli.commands.profile.session import random_images
 from vitcli.engines import OPSET
 from vitcli.engines.engine import Engine, largest_error
-from vitcli.engines.export import build_graph, require, write_onnx
-from vitcli.engines.onnx_runtime import open_session
+from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
 from vitcli.model import LoadedModel
 from vitcli.nn.encoder import EncoderOutput
@@ -87,3 +88,23 @@ def _tensor(value: object) -> ExportedTensor:
     dims = value.type.tensor_type.shape.dim  # type: ignore[attr-defined]
     shape = tuple(dim.dim_param or dim.dim_value for dim in dims)
     return ExportedTensor(value.name, shape)  # type: ignore[attr-defined]
+
+
+def convert(model: LoadedModel, folder: Path) -> ConvertResult:
+    """Write a loaded checkpoint as `folder`, which loads back bit for bit.
+
+    Raises:
+        VitcliError: no checkpoint, no known preprocessing, or a place that cannot be written.
+    """
+    if model.report is None:
+        raise VitcliError("these weights are fresh: there is no checkpoint to convert")
+    config = model.config.model_copy(update={"preprocess": model.preprocess})
+    save_snapshot(folder, config, model.encoder)
+    file = folder / WEIGHTS_FILE
+    return ConvertResult(
+        folder=str(folder),
+        parameters=model.parameters,
+        bytes=file.stat().st_size,
+        sha256=digest([file]),
+        checkpoint=model.report,
+    )

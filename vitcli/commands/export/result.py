@@ -1,10 +1,10 @@
-"""What `vitcli export` answers."""
+"""What `vitcli export` and `vitcli convert` answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import ModelInfo
+from vitcli.results import LoadReport, ModelInfo
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,15 @@ class ExportResult:
     tolerance: float
     checked_batches: tuple[int, ...]
     versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """The answer of `vitcli convert`."""
+
+    folder: str
+    parameters: int
+    bytes: int
+    sha256: str
+    """Of model.safetensors."""
+    checkpoint: LoadReport

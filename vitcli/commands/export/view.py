@@ -1,4 +1,4 @@
-"""`vitcli export` as a table."""
+"""`vitcli export` and `vitcli convert` as tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.commands.export.result import ExportResult
+from vitcli.commands.export.result import ConvertResult, ExportResult
 from vitcli.ui.console import table
 
 
@@ -30,3 +30,16 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
         f"checked against eager at batch {batches}: largest difference {result.max_error:.1e} "
         f"(allowed {result.tolerance:.0e})"
     )
+
+
+def convert_table(result: ConvertResult) -> Table:
+    grid = table()
+    grid.show_header = False
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("wrote", result.folder)
+    grid.add_row("from", f"{result.checkpoint.source} ({result.checkpoint.family})")
+    grid.add_row("parameters", f"{result.parameters:,}")
+    grid.add_row("bytes", f"{result.bytes:,}")
+    grid.add_row("sha256", result.sha256)
+    return grid

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vitcli.ui.figures import draw, show
 from vitcli.ui.options import JsonOption, PlotOption
-from vitcli.ui.output import draw, show
 
 
 def neighbours(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from vitcli.commands.neighbors.result import NeighboursResult
-from vitcli.images.paths import printable
+from vitcli.files import printable
 from vitcli.ui.console import table
 from vitcli.ui.patches import bare, shrunk
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vitcli.commands.params.components import (
+from vitcli.commands.params.result import (
     ATTENTION_PRODUCTS,
     BLOCK_COMPONENTS,
     COMPONENTS,
@@ -25,8 +25,10 @@ from vitcli.commands.params.components import (
     PREFIX_TOKENS,
     QK_NORM,
     QKV,
+    Component,
+    ModelCosts,
+    ParamsResult,
 )
-from vitcli.commands.params.result import Component, ModelCosts, ParamsResult
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 

@@ -8,9 +8,15 @@ from vitcli.config.load import load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.ui.encoders import EncodersOptions
-from vitcli.ui.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
-from vitcli.ui.output import draw, show
+from vitcli.ui.figures import draw, show
+from vitcli.ui.options import (
+    EncodersOptions,
+    JsonOption,
+    PlotOption,
+    PrintConfigOption,
+    Without,
+    grouped,
+)
 
 
 @grouped

@@ -8,16 +8,17 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.commands.params.components import (
+from vitcli.commands.params.result import (
     BLOCK_COMPONENTS,
     COMPONENTS,
     FRONT_COMPONENTS,
     LAST_COMPONENTS,
     OTHER,
+    Component,
+    ModelCosts,
+    ParamsResult,
 )
-from vitcli.commands.params.result import Component, ModelCosts, ParamsResult
-from vitcli.ui.console import table
-from vitcli.ui.numbers import exact, percent, short
+from vitcli.ui.console import exact, percent, short, table
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""

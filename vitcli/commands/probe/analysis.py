@@ -24,7 +24,7 @@ from vitcli.commands.train.datasets import Items, find_sets, recognised
 from vitcli.config.request import ModelRequest
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
-from vitcli.images.paths import printable
+from vitcli.files import printable
 from vitcli.images.preprocess import preprocess
 from vitcli.model import LoadedModel
 

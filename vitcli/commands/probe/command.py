@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
+from vitcli.ui.figures import show
 from vitcli.ui.options import JsonOption, ModelOptions, grouped
-from vitcli.ui.output import show
 
 
 @grouped

@@ -9,8 +9,8 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
+from vitcli.ui.figures import draw, show
 from vitcli.ui.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
-from vitcli.ui.output import draw, show
 
 BATCHES = (1, 8, 64)
 
@@ -82,7 +82,7 @@ def profile(
       vitcli profile --preset dinov2-s14 --image-size 518 --attention explicit
       vitcli profile --engine eager --engine compile --engine onnx --batch 8
     """
-    from vitcli.commands.profile.settings import ProfileSettings
+    from vitcli.commands.profile.result import ProfileSettings
     from vitcli.ui.console import answer_text, note, progress, status
     from vitcli.ui.figures import check_figure_file
 

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from vitcli.commands.params.analysis import component_costs
-from vitcli.commands.profile.machine import gemm_gflops, gemm_shapes, timed
-from vitcli.commands.profile.memory import (
+from vitcli.commands.profile.components import component_table, operator_table, record, write_trace
+from vitcli.commands.profile.machine import (
     available_memory,
+    gemm_gflops,
+    gemm_shapes,
     is_out_of_memory,
     least_memory,
     peak_memory,
     return_freed_memory,
+    timed,
 )
-from vitcli.commands.profile.recording import component_table, operator_table, record, write_trace
-from vitcli.commands.profile.result import Comparison, ProfileRun, WallTime
-from vitcli.commands.profile.settings import ProfileSettings
+from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
 from vitcli.engines.engine import Engine
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance

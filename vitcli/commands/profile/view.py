@@ -9,8 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
-from vitcli.ui.console import table
-from vitcli.ui.numbers import plural
+from vitcli.ui.console import plural, table
 
 
 def seconds(value: float) -> str:

@@ -10,13 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vitcli.commands.sweep.expand import Trial
-from vitcli.commands.sweep.metrics import new_values
 from vitcli.commands.sweep.options import Command
 from vitcli.commands.sweep.process import Child, start, threads_each
-from vitcli.commands.sweep.spec import Sweep
+from vitcli.commands.sweep.spec import Sweep, Trial
 from vitcli.commands.sweep.study import Claim, Counts, Study
-from vitcli.commands.sweep.trialdir import Results, State, Status, TrialDir, placed, shown_command
+from vitcli.commands.sweep.trialdir import (
+    Results,
+    State,
+    Status,
+    TrialDir,
+    new_values,
+    placed,
+    shown_command,
+)
 from vitcli.errors import VitcliError
 
 POLL_S = 0.02

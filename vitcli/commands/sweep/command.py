@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui import output as answers
+from vitcli.ui import figures as answers
 from vitcli.ui.options import JsonOption, PlotOption
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def sweep(
       vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
-    from vitcli.commands.sweep.export import check_files
     from vitcli.commands.sweep.figure import check_kind
-    from vitcli.commands.sweep.report import View, never_found
+    from vitcli.commands.sweep.report import View, check_files, never_found
     from vitcli.commands.sweep.report import report as gather
     from vitcli.commands.sweep.trialdir import Results
     from vitcli.commands.sweep.view import tables
@@ -183,7 +182,7 @@ def sweep(
         key = loaded.metrics[name]
         warn(f"no finished trial has {key}: correct it under metrics, no trial runs again for it")
     if csv or parquet:
-        from vitcli.commands.sweep.export import write_csv, write_parquet
+        from vitcli.commands.sweep.report import write_csv, write_parquet
 
         for path, write in ((csv, write_csv), (parquet, write_parquet)):
             if path:
@@ -214,8 +213,7 @@ def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
 
 def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
     """The sweep and its directory, from its file or from the directory itself."""
-    from vitcli.commands.sweep.expand import check_arguments
-    from vitcli.commands.sweep.spec import load_sweep
+    from vitcli.commands.sweep.spec import check_arguments, load_sweep
 
     if path.is_dir() and not running:
         if not (path / "sweep.yaml").is_file():
@@ -226,7 +224,7 @@ def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
     if not running:
         loaded = load_sweep(path)
     else:
-        from vitcli.commands.sweep.commands import known_commands
+        from vitcli.commands.sweep.options import known_commands
 
         commands = known_commands()
         loaded = load_sweep(path, commands)
@@ -248,8 +246,8 @@ def _program() -> list[str] | None:
 
 
 def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, json: bool) -> None:
-    from vitcli.commands.sweep.commands import known_commands
-    from vitcli.commands.sweep.plan import plan
+    from vitcli.commands.sweep.options import known_commands
+    from vitcli.commands.sweep.report import plan
     from vitcli.commands.sweep.view import plan_tables
 
     command = known_commands()[sweep.command]
@@ -260,12 +258,11 @@ def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, json: bool) -> None
 def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int:
     """Run what is missing; the exit code says whether any trial of the sweep has failed."""
     from vitcli.commands.sweep.analysis import Runner
-    from vitcli.commands.sweep.commands import known_commands
+    from vitcli.commands.sweep.options import known_commands
     from vitcli.commands.sweep.study import Study
     from vitcli.commands.sweep.view import sweep_progress
-    from vitcli.locks import check_platform
-    from vitcli.ui.console import note, warn
-    from vitcli.ui.numbers import plural
+    from vitcli.files import check_platform
+    from vitcli.ui.console import note, plural, warn
 
     check_platform()
     results.create(sweep.name, sweep.source, sweep.storage)

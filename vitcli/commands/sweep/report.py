@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import json
 import operator
 import re
@@ -9,18 +12,26 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from vitcli.commands.sweep.expand import belongs, expand
-from vitcli.commands.sweep.metrics import lookup
-from vitcli.commands.sweep.options import canonical
-from vitcli.commands.sweep.remote import elsewhere
-from vitcli.commands.sweep.result import Curve, Spread, SweepGroup, SweepReport, SweepTrial
-from vitcli.commands.sweep.spec import Sweep
-from vitcli.commands.sweep.trialdir import Results, TrialDir
+from vitcli.commands.sweep.options import Command, canonical
+from vitcli.commands.sweep.result import (
+    Curve,
+    PlannedTrial,
+    Spread,
+    SweepGroup,
+    SweepPlan,
+    SweepReport,
+    SweepTrial,
+)
+from vitcli.commands.sweep.spec import Sweep, belongs, expand
+from vitcli.commands.sweep.storage import elsewhere
+from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup, placed, shown_command
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -257,3 +268,113 @@ def _words(values: Sequence[Any]) -> Counter[str]:
 
 def _mean(group: SweepGroup, name: str) -> float | None:
     return group.metrics[name].mean if name in group.metrics else None
+
+
+KEPT = frozenset({"done", "pruned"})
+
+
+def plan(
+    sweep: Sweep,
+    results: Results,
+    command: Command,
+    *,
+    retry_failed: bool = False,
+    program: Sequence[str] | None = None,
+) -> SweepPlan:
+    """The trials known in advance, with their command lines, and how they stand now."""
+    found = report(sweep, results).trials
+    states = {trial.id: trial.state for trial in found}
+    trials = tuple(
+        PlannedTrial(
+            trial.id,
+            states[trial.id],
+            trial.params,
+            shown_command(
+                program,
+                command.arguments(placed(trial.params, results.trial(trial.id).path)),
+            ),
+        )
+        for trial in expand(sweep)
+    )
+    kept = KEPT if retry_failed else KEPT | {"failed"}
+    seeds = max([1, *map(len, sweep.repeat.values())])
+    drawn = len([t for t in found if t.state in kept]) // seeds if sweep.search else 0
+    return SweepPlan(
+        name=sweep.name,
+        axes=tuple(sweep.axes),
+        trials=trials,
+        to_run=sum(trial.state not in kept for trial in trials),
+        draws=max(0, sweep.search.trials - drawn) if sweep.search else 0,
+        seeds_each=seeds,
+    )
+
+
+ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")
+
+
+def rows(report: SweepReport) -> list[dict[str, Any]]:
+    """A row a trial: id, state, every parameter, every metric, and the facts of its run.
+
+    A metric that is called like a parameter is written as `metric.<name>`.
+    """
+    params = list(dict.fromkeys(key for trial in report.trials for key in trial.params))
+    taken = {"id", "state", *params, *ROW_FACTS}
+    columns = {name: f"metric.{name}" if name in taken else name for name in report.metrics}
+    return [
+        {
+            "id": trial.id,
+            "state": trial.state,
+            **{key: _plain(trial.params.get(key)) for key in params},
+            **{columns[name]: _plain(trial.metrics.get(name)) for name in report.metrics},
+            **{fact: getattr(trial, fact) for fact in ROW_FACTS},
+        }
+        for trial in report.trials
+    ]
+
+
+def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
+    """Refuse, before anything is run, files that could not be written after it.
+
+    Raises:
+        VitcliError: there is no such folder, or no pyarrow.
+    """
+    for path in (csv_file, parquet_file):
+        if path and not path.parent.is_dir():
+            raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+    if parquet_file and importlib.util.find_spec("pyarrow") is None:
+        raise VitcliError(
+            "--parquet needs pyarrow, which is not installed", "pip install 'vitcli[parquet]'"
+        )
+
+
+def write_csv(report: SweepReport, path: Path) -> None:
+    """Write the rows; what has no value is an empty cell."""
+    table = rows(report)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]) if table else ["id"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def write_parquet(report: SweepReport, path: Path) -> None:
+    """Write the rows with one type a column; a column of mixed types is text."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = rows(report)
+    columns = {key: _one_type([row[key] for row in table]) for key in (table[0] if table else ())}
+    with atomic_write(path) as file:
+        parquet.write_table(pyarrow.table(columns), file)
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [None if v is None else float(v) for v in values] if float in kinds else values
+    return values if len(kinds) <= 1 else [None if v is None else str(v) for v in values]

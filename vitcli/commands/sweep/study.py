@@ -24,17 +24,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vitcli.commands.sweep.expand import Trial, expand, repeats, trial_id
-from vitcli.commands.sweep.metrics import lookup
-from vitcli.commands.sweep.remote import study_name, tell
-from vitcli.commands.sweep.samplers import make_pruner, make_sampler
-from vitcli.commands.sweep.spec import Sweep
-from vitcli.commands.sweep.storage import GRACE_S, HEARTBEAT_S, open_storage
-from vitcli.commands.sweep.trialdir import Results, TrialDir
+from vitcli.commands.sweep.space import SearchSection
+from vitcli.commands.sweep.spec import Sweep, Trial, expand, repeats, trial_id
+from vitcli.commands.sweep.storage import GRACE_S, HEARTBEAT_S, open_storage, study_name, tell
+from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup
 
 if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
 
 
 @dataclass
@@ -308,3 +308,22 @@ class Study:
         with contextlib.suppress(RuntimeError):  # taken for dead and already given up
             self._storage.set_trial_state_values(claim.key, state, values)
         claim.release()
+
+
+def make_sampler(search: SearchSection | None, number: int) -> BaseSampler:
+    """Seeded by the entry's number, which no other machine and no resumed search has again."""
+    from optuna.samplers import RandomSampler, TPESampler
+
+    seed = search.seed + 1000 * number if search and search.seed is not None else None
+    if search and search.sampler == "tpe":
+        return TPESampler(seed=seed, constant_liar=True)
+    return RandomSampler(seed=seed)
+
+
+def make_pruner(search: SearchSection | None) -> BasePruner:
+    """The median rule, or none."""
+    from optuna.pruners import MedianPruner, NopPruner
+
+    if search is None or search.pruner is None:
+        return NopPruner()
+    return MedianPruner(search.pruner.startup_trials, search.pruner.warmup_steps)

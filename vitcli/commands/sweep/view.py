@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
-from vitcli.ui.console import note, stream, table
-from vitcli.ui.numbers import plural
+from vitcli.ui.console import note, plural, stream, table
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.analysis import Event

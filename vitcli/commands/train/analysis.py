@@ -7,19 +7,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ShapesSource, TrainingData
-from vitcli.commands.train.images import ImagesSource
+from vitcli.commands.train.datasets import ImagesSource
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.outcome import Outcome, StepReport
+from vitcli.commands.train.outcome import (
+    MARGIN,
+    Outcome,
+    StepReport,
+    chance_accuracy,
+    judge,
+    lower_bound,
+)
 from vitcli.commands.train.parallel import World, local_device, world
 from vitcli.commands.train.result import ClassAccuracy, HistoryRow, TrainResult, TrainSummary
 from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.commands.train.start import set_threads, start_encoder, with_classifier
 from vitcli.commands.train.trackers import event_writer
-from vitcli.commands.train.verdict import MARGIN, chance_accuracy, judge, lower_bound
-from vitcli.config.input_size import resized_to
+from vitcli.config.load import resized_to
 from vitcli.config.request import ModelRequest
-from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun
-from vitcli.config.training_request import TrainRequest
+from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import Shapes
 from vitcli.model import LoadedModel, load_model, pick_device

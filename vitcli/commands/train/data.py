@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from vitcli.commands.train.seeds import derived_seed
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.training import TrainConfig
 from vitcli.images.shapes import VALIDATION, Shapes
 
 Indices = Sequence[int] | NDArray[np.int64]
@@ -79,3 +81,83 @@ class ShapesSource:
 
     def val_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]:
         return (self._batch([VALIDATION + int(i) for i in indices]) for indices in wanted)
+
+
+def derived_seed(seed: int, *place: str | int) -> int:
+    """A 63-bit seed for a named place, for example `derived_seed(0, "order", epoch)`."""
+    text = "/".join(map(str, (seed, *place)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def seed_cpu(seed: int) -> None:
+    """Seed torch's CPU generator alone; `torch.manual_seed` takes a millisecond for the others."""
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """Seed the generators that a model on this device draws from."""
+    seed_cpu(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+def swap_neighbours(x: Tensor) -> Tensor:
+    """(B, ...) with rows 2i and 2i + 1 exchanged; B is even."""
+    swapped: Tensor = x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    return swapped
+
+
+def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """(B) -> (B, K): one-hot rows moved by `smoothing` towards uniform; each sums to one."""
+    hot = F.one_hot(labels, classes).float()
+    return hot * (1 - smoothing) + smoothing / classes
+
+
+def mix(
+    images: Tensor, targets: Tensor, lam: float, box: tuple[int, int, int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """lam of each image and 1 - lam of its neighbour; within `box`, the neighbour's pixels.
+
+    images (B, C, height, width); targets (B, K); box (top, left, bottom, right) in pixels.
+    """
+    partners = swap_neighbours(images)
+    if box is None:
+        images = torch.lerp(partners, images, lam)
+    else:
+        top, left, bottom, right = box
+        images = images.clone()
+        images[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
+        area = (bottom - top) * (right - left)
+        lam = 1 - area / (images.shape[-2] * images.shape[-1])  # what the clipped box left
+    return images, targets * lam + swap_neighbours(targets) * (1 - lam)
+
+
+def cut_box(
+    height: int, width: int, lam: float, random: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """A box of about 1 - lam of the image around a uniform centre, clipped (Yun et al., eq. 2)."""
+    side = (1 - lam) ** 0.5
+    half = int(height * side) // 2, int(width * side) // 2
+    row, column = int(random.integers(height)), int(random.integers(width))
+    return (
+        max(row - half[0], 0),
+        max(column - half[1], 0),
+        min(row + half[0], height),
+        min(column + half[1], width),
+    )
+
+
+def mix_batch(
+    images: Tensor, targets: Tensor, train: TrainConfig, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mixup or CutMix as the recipe says, drawn from the step's seed."""
+    if not (train.mixup or train.cutmix):
+        return images, targets
+    random = np.random.default_rng(seed)
+    cut = bool(train.cutmix) and (not train.mixup or random.random() < 0.5)
+    alpha = train.cutmix if cut else train.mixup
+    lam = float(random.beta(alpha, alpha))
+    box = cut_box(images.shape[-2], images.shape[-1], lam, random) if cut else None
+    return mix(images, targets, lam, box)

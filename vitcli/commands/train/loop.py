@@ -17,16 +17,19 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from vitcli.commands.train.audit import audit
-from vitcli.commands.train.data import Batch, TrainingData, batch_indices
-from vitcli.commands.train.diagnose import first_bad_layer
-from vitcli.commands.train.mixing import mix_batch, soft_targets
-from vitcli.commands.train.optimizer import make_optimiser
-from vitcli.commands.train.outcome import Outcome, StepReport, Validation
+from vitcli.commands.train.data import (
+    Batch,
+    TrainingData,
+    batch_indices,
+    derived_seed,
+    mix_batch,
+    seed_device,
+    soft_targets,
+)
+from vitcli.commands.train.optimizer import audit, learning_rate, make_optimiser, warmup_steps
+from vitcli.commands.train.outcome import Outcome, StepReport, Validation, first_bad_layer
 from vitcli.commands.train.parallel import World
 from vitcli.commands.train.result import AuditRow
-from vitcli.commands.train.schedule import learning_rate, warmup_steps
-from vitcli.commands.train.seeds import derived_seed, seed_device
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import trained_names
 from vitcli.config.training import TrainConfig

@@ -15,12 +15,12 @@ from vitcli.commands.train.result import TrainResult
 from vitcli.config.load import Setting, config_yaml
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import InitScheme
-from vitcli.config.training_request import TrainRequest
+from vitcli.config.training import TrainRequest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
+from vitcli.ui.figures import draw
 from vitcli.ui.options import ModelOptions, choices, model_option, parse_size, registers_setting
-from vitcli.ui.output import draw
 
 
 def first_process() -> bool:
@@ -194,8 +194,8 @@ def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | 
     """Show a run that is over, in the first process only."""
     if not first_process():
         return
+    from vitcli.results import to_json
     from vitcli.ui.console import answer, answer_text, note
-    from vitcli.ui.json import to_json
 
     text = to_json(result)
     if request.out:

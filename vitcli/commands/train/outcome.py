@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
 
 from vitcli.commands.train.result import AuditRow
 
@@ -44,3 +50,88 @@ class Outcome:
     images_per_s: float | None
     """Of the steps made now; None if there were none, as in a run that was over already."""
     audit: tuple[AuditRow, ...]
+
+
+@contextmanager
+def _watched(model: nn.Module, bad: list[str]) -> Iterator[None]:
+    """Notes the modules whose output is not finite, in the order they finish."""
+    handles = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def hook(_: nn.Module, __: object, output: object) -> None:
+            parts = output if isinstance(output, tuple) else (output,)
+            if not all(is_finite(p) for p in parts if isinstance(p, Tensor)):
+                bad.append(name)
+
+        handles.append(module.register_forward_hook(hook))
+
+    for name, module in model.named_modules():
+        if name:
+            watch(name, module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+@torch.no_grad()
+def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
+    """The first module, in the order of the forward pass, that gives NaN or infinity.
+
+    If its parameters are the cause, they are named instead; if the forward pass is sound, the
+    parameter nearest the loss whose gradient is not finite, or the one with the largest gradient
+    where only the norm overflows; None without gradients.
+    """
+    bad: list[str] = []
+    with _watched(model, bad):
+        model(images)
+    if bad:
+        wrong = [
+            name
+            for name, p in model.get_submodule(bad[0]).named_parameters(prefix=bad[0])
+            if not is_finite(p)
+        ]
+        return wrong[0] if wrong else f"{bad[0]} (output)"
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    broken = [name for name, gradient in gradients.items() if not is_finite(gradient)]
+    if broken:
+        return f"{broken[-1]} (gradient)"
+    if not gradients:
+        return None
+    # Every entry is finite and only their sum of squares is not: name the largest.
+    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
+    return f"{largest} (largest gradient)"
+
+
+Verdict = Literal["learned", "stalled near chance", "diverged"]
+
+Z = 3.09
+"""One-sided 99.9 % of the normal distribution."""
+MARGIN = 0.1
+"""The part of the way from chance to a perfect score that counts as having learned."""
+
+
+def chance_accuracy(class_counts: Sequence[int]) -> float:
+    """The best accuracy without looking: always the commonest class."""
+    return max(class_counts) / sum(class_counts)
+
+
+def lower_bound(correct: int, total: int, z: float = Z) -> float:
+    """Lower end of Wilson's interval for a binomial proportion (Wilson 1927)."""
+    p, z2 = correct / total, z * z
+    centre = p + z2 / (2 * total)
+    spread = z * math.sqrt(p * (1 - p) / total + z2 / (4 * total * total))
+    return max((centre - spread) / (1 + z2 / total), 0.0)
+
+
+def judge(correct: int, class_counts: Sequence[int]) -> Verdict:
+    """`learned` if the accuracy's lower bound is above chance by a tenth of the way to one."""
+    chance = chance_accuracy(class_counts)
+    bar = chance + MARGIN * (1 - chance)
+    above = lower_bound(correct, sum(class_counts)) > bar
+    return "learned" if above else "stalled near chance"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitcli.build import build_encoder
-from vitcli.commands.train.seeds import derived_seed
+from vitcli.commands.train.data import derived_seed
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig
 from vitcli.errors import VitcliError

@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
-from vitcli.ui.console import table
+from vitcli.ui.console import plural, table
 from vitcli.ui.figures import count_along_x
-from vitcli.ui.numbers import plural
 
 ROWS = 10
 """Lines of the history table; each is the mean over the steps since the one before."""

@@ -1,0 +1,41 @@
+"""What `vitcli presets` and `vitcli families` answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    name: str
+    family: str
+    hidden: int
+    depth: int
+    heads: int
+    patch_size: int
+    image_size: tuple[int, int]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class PresetsResult:
+    """The answer of `vitcli presets`."""
+
+    presets: tuple[PresetRow, ...]
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """A library's way to write one kind of encoder, and what it was compared with."""
+
+    name: str
+    library: str
+    model_types: tuple[str, ...]
+    verified: str
+
+
+@dataclass(frozen=True)
+class FamiliesResult:
+    """The answer of `vitcli families`."""
+
+    families: tuple[FamilyRow, ...]
