@@ -7,7 +7,7 @@ time of a 12-megapixel image. It averages before it clips and keeps other chroma
 full decoder, so that the result after resizing is not the same. Prints the largest and the mean
 difference in 8-bit levels, for pictures drawn here, and the processor time of both. What it showed
 is why `vitcli encode` decodes at full scale: at 1/2 at most 2 levels on the photograph, but 22 on
-coloured text with subsampled chroma, and what a JPEG holds is not known before it is decoded.
+colored text with subsampled chroma, and what a JPEG holds is not known before it is decoded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def text(rng: np.random.Generator) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for top in range(0, HEIGHT, 24):
         line = "The quick brown fox jumps over the lazy dog 0123456789 " * 12
-        draw.text((10, top), line, fill=_colour(rng), font_size=20)
+        draw.text((10, top), line, fill=_color(rng), font_size=20)
     return image
 
 
@@ -48,11 +48,11 @@ def discs(rng: np.random.Generator) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for _ in range(3000):
         x, y, radius = rng.integers(0, WIDTH), rng.integers(0, HEIGHT), rng.integers(5, 200)
-        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_colour(rng))
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_color(rng))
     return image
 
 
-def _colour(rng: np.random.Generator) -> tuple[int, int, int]:
+def _color(rng: np.random.Generator) -> tuple[int, int, int]:
     red, green, blue = (int(level) for level in rng.integers(0, 256, 3))
     return red, green, blue
 

@@ -106,7 +106,7 @@ def figure(models: dict[int, list[dict[str, Any]]], rows: dict[int, list[dict[st
     drawing = Figure(figsize=(12, 3.8), layout="constrained")
     entropy, norms, accuracy = drawing.subplots(1, 3)
     for place, count in enumerate(REGISTERS):
-        colour = f"C{place}"
+        color = f"C{place}"
         layers = [model["layers"] for model in models[count]]
         x = [layer["layer"] for layer in layers[0]]
         curves = {
@@ -116,13 +116,13 @@ def figure(models: dict[int, list[dict[str, Any]]], rows: dict[int, list[dict[st
         for axes, values in curves.items():
             array = np.array(values)
             mean, deviation = array.mean(0), array.std(0, ddof=1) if len(array) > 1 else 0.0
-            axes.plot(x, mean, marker="o", ms=3, color=colour, label=f"{count} registers")
-            axes.fill_between(x, mean - deviation, mean + deviation, color=colour, alpha=0.2, lw=0)
+            axes.plot(x, mean, marker="o", ms=3, color=color, label=f"{count} registers")
+            axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.2, lw=0)
         points = [row["validation accuracy"] for row in rows[count]]
-        accuracy.plot([place] * len(points), points, "o", color=colour)
+        accuracy.plot([place] * len(points), points, "o", color=color)
     entropy.set_title("entropy / log N by block, ± sd over seeds", fontsize=10)
     norms.set_title("largest patch norm / median by block", fontsize=10)
-    norms.axhline(3, color="grey", linestyle="--", lw=1, label="outlier cut")
+    norms.axhline(3, color="gray", linestyle="--", lw=1, label="outlier cut")
     accuracy.set_title("validation accuracy, a point a seed", fontsize=10)
     accuracy.set_xticks(range(len(REGISTERS)), [f"{count} registers" for count in REGISTERS])
     accuracy.set_xlim(-0.5, len(REGISTERS) - 0.5)

@@ -34,7 +34,7 @@ def tiny_config(**changes: Any) -> EncoderConfig:
 
 
 @torch.no_grad()
-def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.2) -> None:
+def randomize(module: torch.nn.Module, seed: int = 0, scale: float = 0.2) -> None:
     """Give every parameter a random value: fresh norms and biases are constants that hide bugs."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
@@ -45,7 +45,7 @@ def randomise(module: torch.nn.Module, seed: int = 0, scale: float = 0.2) -> Non
 def tiny_encoder(**changes: Any) -> VisionEncoder:
     """A tiny encoder in float64 whose every parameter is random."""
     encoder = build_encoder(tiny_config(**changes)).double()
-    randomise(encoder)
+    randomize(encoder)
     return encoder
 
 

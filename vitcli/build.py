@@ -20,7 +20,7 @@ from vitcli.nn.block import (
     PerHeadNorm,
 )
 from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
-from vitcli.nn.initialize import initialise
+from vitcli.nn.initialize import initialize
 from vitcli.nn.masks import CausalMask, Mask, NoMask, WindowMask
 from vitcli.nn.pooling import (
     ClsMeanPooling,
@@ -195,5 +195,5 @@ def allocate(encoder: VisionEncoder) -> VisionEncoder:
 def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
     """A fresh encoder on the CPU in float32, in eval mode, its weights drawn from `seed`."""
     encoder = allocate(build_meta(config))
-    initialise(encoder, config.init, config.init_std, seed)
+    initialize(encoder, config.init, config.init_std, seed)
     return encoder.eval()

@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from vitcli._version import __version__
-from vitcli.commands import COMMANDS, command_function
+from vitcli.commands import ALIASES, COMMANDS, command_function
 from vitcli.errors import VitcliError
 from vitcli.ui.console import stream
 
@@ -137,3 +137,5 @@ def _root(
 
 for _name in COMMANDS:
     app.command(_name, cls=Command)(command_function(_name))
+for _alias, _name in ALIASES.items():
+    app.command(_alias, cls=Command, hidden=True)(command_function(_name))

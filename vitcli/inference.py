@@ -18,7 +18,7 @@ from vitcli.results import FailedImage
 BATCH = 16
 """Images in one forward pass; more make a CPU no faster and the activations larger."""
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 Advance = Callable[[int, int], None]
 """Told (done, total) as work goes on."""
 
@@ -36,11 +36,11 @@ class Prepared:
 def image_batches(
     model: LoadedModel,
     paths: Sequence[str],
-    background: Colour,
+    background: Color,
     failed: list[FailedImage],
     size: int = BATCH,
 ) -> Iterator[list[Prepared]]:
-    """Images in order, up to `size` neighbours of equal shape at a time.
+    """Images in order, up to `size` neighbors of equal shape at a time.
 
     Without paths it is the built-in synthetic image. One that cannot be read goes to `failed`.
 
@@ -68,7 +68,7 @@ def stacked(model: LoadedModel, batch: Sequence[Prepared]) -> Tensor:
 def _prepare(
     model: LoadedModel,
     sources: Sequence[str | None],
-    background: Colour,
+    background: Color,
     failed: list[FailedImage],
 ) -> Iterator[Prepared]:
     for source in sources:

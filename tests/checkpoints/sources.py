@@ -11,14 +11,14 @@ import transformers as T
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoints.parity.compare import randomised
+from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.hf import SMALL
 
 BLOCK0 = "encoder.layer.0."
 
 
 def vit_folder(folder: Path, **config: object) -> Path:
-    model = randomised(T.ViTModel(T.ViTConfig(**(SMALL | config)))).float()
+    model = randomized(T.ViTModel(T.ViTConfig(**(SMALL | config)))).float()
     model.save_pretrained(folder)
     return folder
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints.parity.compare import assert_close, images, ours, randomised
+from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
 from vitcli.checkpoints.load import load_weights
 
@@ -62,7 +62,7 @@ OLD_DUMP: dict[str, Any] = {
 def published(name: str, folder: Path, **top: Any) -> tuple[Case, torch.nn.Module]:
     """A case saved with a `vision_config` as published; `top` replaces the rest of the config."""
     case = CASES[name]
-    model = randomised(case.make())
+    model = randomized(case.make())
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(top))
     return case, model

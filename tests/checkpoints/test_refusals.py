@@ -17,7 +17,7 @@ import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints.parity.compare import randomised
+from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.sources import BLOCK0, edited, reconfigured, vit_folder
 from vitcli.checkpoints.load import load_weights
@@ -44,7 +44,7 @@ def test_a_missing_tensor_names_both_sides(tmp_path: Path) -> None:
     assert name in told
 
 
-def test_a_misspelt_tensor_names_its_nearest(tmp_path: Path) -> None:
+def test_a_misspelled_tensor_names_its_nearest(tmp_path: Path) -> None:
     def misspell(tensors: dict[str, torch.Tensor]) -> None:
         tensors["layernorm.wieght"] = tensors.pop("layernorm.weight")
 
@@ -154,7 +154,7 @@ def test_a_bare_file_of_two_families_is_no_guess(
     position: str, family: str, pooling: str, tmp_path: Path
 ) -> None:
     """ViT without its pooler and ViT-MAE name every tensor alike."""
-    model = randomised(T.ViTMAEModel(T.ViTMAEConfig(**SMALL))).float()
+    model = randomized(T.ViTMAEModel(T.ViTMAEConfig(**SMALL))).float()
     model.save_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()
     settings = ["encoder.heads=2", "encoder.norm_eps=1e-12", "encoder.activation=gelu"]

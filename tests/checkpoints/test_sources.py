@@ -119,9 +119,9 @@ def test_loaded_parameters_are_leaves_that_can_be_trained(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     encoder = load_weights(str(folder)).encoder
     assert not encoder.training
-    optimiser = torch.optim.SGD(encoder.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
     encoder(torch.randn(1, 3, 32, 32)).output.sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert all(p.is_leaf and p.requires_grad for p in encoder.parameters())
     assert (folder / "model.safetensors").read_bytes() == before
 

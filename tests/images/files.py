@@ -25,10 +25,10 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(
-    size: tuple[int, int], bits: int, colour: int, rows: list[bytes], transparent: bytes = b""
+    size: tuple[int, int], bits: int, color: int, rows: list[bytes], transparent: bytes = b""
 ) -> bytes:
-    """A PNG of raw rows; `colour` is 0 grey, 2 RGB, as in the specification."""
-    header = struct.pack(">IIBBBBB", *size, bits, colour, 0, 0, 0)
+    """A PNG of raw rows; `color` is 0 gray, 2 RGB, as in the specification."""
+    header = struct.pack(">IIBBBBB", *size, bits, color, 0, 0, 0)
     chunks = [png_chunk(b"IHDR", header)]
     if transparent:
         chunks.append(png_chunk(b"tRNS", transparent))
@@ -39,7 +39,7 @@ def png(
 def tiff(
     size: tuple[int, int], bits: int, pixels: bytes, *, photometric: int = 1, sample_format: int = 1
 ) -> bytes:
-    """An uncompressed little-endian grey TIFF of one strip."""
+    """An uncompressed little-endian gray TIFF of one strip."""
     tags = {256: size[0], 257: size[1], 258: bits, 259: 1, 262: photometric, 277: 1, 278: size[1]}
     tags |= {339: sample_format, 279: len(pixels)}
     offset = 8 + 2 + 12 * (len(tags) + 1) + 4

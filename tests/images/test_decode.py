@@ -24,7 +24,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.decode import FAILURE_CODES, ImageError, decode
 from vitcli.images.formats import FORMATS, flatten
 from vitcli.images.shapes import synthetic_image
-from vitcli.ui.options import parse_colour
+from vitcli.ui.options import parse_color
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -66,7 +66,7 @@ class TestModes:
 
     @pytest.mark.parametrize("format", ["PNG", "TIFF", "BMP"])
     @pytest.mark.parametrize("mode", ["1", "L", "P"])
-    def test_grey_bilevel_and_palette(self, mode: str, format: str) -> None:
+    def test_gray_bilevel_and_palette(self, mode: str, format: str) -> None:
         image = synthetic_image((30, 40)).convert(mode)
         decoded = decode(save(image, format))
         assert decoded.mode == mode
@@ -85,8 +85,8 @@ class TestModes:
         assert pixels(adobe).max() <= 2
 
     @pytest.mark.parametrize("mode", ["YCbCr", "LAB"])
-    def test_other_colour_spaces(self, mode: str) -> None:
-        colours = [(255, 0, 0), (128, 128, 128), (255, 255, 255), (0, 0, 0)]
+    def test_other_color_spaces(self, mode: str) -> None:
+        colors = [(255, 0, 0), (128, 128, 128), (255, 255, 255), (0, 0, 0)]
         levels = {
             "YCbCr": [(76, 85, 255), (128, 128, 128), (255, 128, 128), (0, 128, 128)],
             # CIE L*a*b* under D50, L scaled to 255, a and b as signed bytes
@@ -95,13 +95,13 @@ class TestModes:
         image = Image.frombytes(mode, (4, 1), bytes(sum(levels, ())))
         decoded = decode(save(image, "TIFF"))
         assert decoded.mode == mode
-        assert np.abs(np.asarray(decoded.image)[0].astype(int) - colours).max() <= 6
+        assert np.abs(np.asarray(decoded.image)[0].astype(int) - colors).max() <= 6
 
     @pytest.mark.parametrize("mode", ALL_MODES)
     def test_every_pillow_mode_becomes_rgb(self, mode: str) -> None:
-        """White stays white and black black, at any depth and in any colour space."""
+        """White stays white and black black, at any depth and in any color space."""
         for level in (0, 255):
-            grey = Image.new("L", (3, 2), level)
+            gray = Image.new("L", (3, 2), level)
             if mode.startswith("I;16"):
                 order = ">u2" if mode == "I;16B" else "<u2"
                 image = Image.frombytes(mode, (3, 2), np.full(6, level * 257, order).tobytes())
@@ -110,9 +110,9 @@ class TestModes:
             elif mode == "F":
                 image = Image.new(mode, (3, 2), level / 255)
             elif mode in ("La", "RGBa", "PA"):
-                image = grey.convert({"La": "LA", "RGBa": "RGBA", "PA": "P"}[mode]).convert(mode)
+                image = gray.convert({"La": "LA", "RGBa": "RGBA", "PA": "P"}[mode]).convert(mode)
             else:
-                image = (grey.convert("RGB") if mode in ("LAB", "HSV") else grey).convert(mode)
+                image = (gray.convert("RGB") if mode in ("LAB", "HSV") else gray).convert(mode)
             assert image.mode == mode
             rgb, _ = flatten(image, (0, 0, 255))
             assert rgb.mode == "RGB" and rgb.size == (3, 2)
@@ -127,8 +127,8 @@ class TestModes:
         elif container == "32-bit TIFF":
             content = save(Image.fromarray(ramp.astype(np.int32)), "TIFF")
         elif container == "big-endian TIFF":
-            grey = Image.frombytes("I;16B", (256, 1), ramp.astype(">u2").tobytes())
-            content = save(grey, "TIFF")
+            gray = Image.frombytes("I;16B", (256, 1), ramp.astype(">u2").tobytes())
+            content = save(gray, "TIFF")
         else:
             content = save(Image.fromarray(ramp), container)
         assert np.array_equal(pixels(content)[0], np.repeat(np.arange(256)[:, None], 3, axis=1))
@@ -137,15 +137,15 @@ class TestModes:
         """12 bits, signed 16 bits and 32 bits are scaled by their own depth."""
         levels = np.arange(0, 256, 5)
         width = len(levels)
-        grey = np.repeat(levels[:, None], 3, axis=1)
+        gray = np.repeat(levels[:, None], 3, axis=1)
         twelve = [level << 4 | 9 for level in levels]
         packed = b"".join(
             bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255])
             for a, b in zip(twelve[::2], twelve[1::2], strict=True)
         )
-        assert np.array_equal(pixels(tiff((width, 1), 12, packed))[0], grey)
+        assert np.array_equal(pixels(tiff((width, 1), 12, packed))[0], gray)
         unsigned = (levels.astype(np.uint32) << 24).astype("<u4").tobytes()
-        assert np.array_equal(pixels(tiff((width, 1), 32, unsigned))[0], grey)
+        assert np.array_equal(pixels(tiff((width, 1), 32, unsigned))[0], gray)
         signed = struct.pack("<4h", -32768, -1, 128, 32767)
         assert pixels(tiff((4, 1), 16, signed, sample_format=2))[0, :, 0].tolist() == [0, 0, 1, 255]
 
@@ -179,7 +179,7 @@ class TestTransparency:
         assert pixels(save(image, "PNG"))[0, 0].tolist() == list(WHITE)
 
     @pytest.mark.parametrize("format", ["PNG", "TIFF", "WEBP"])
-    def test_grey_with_alpha(self, format: str) -> None:
+    def test_gray_with_alpha(self, format: str) -> None:
         image = Image.new("LA", (2, 1), (50, 0))
         image.putpixel((1, 0), (50, 255))
         image = image.convert("RGBA") if format == "WEBP" else image
@@ -204,7 +204,7 @@ class TestTransparency:
         assert row.tolist() == [list(self.BACKGROUND), list(BLUE)]
 
     @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-    def test_transparent_grey_of_any_depth(self, bits: int) -> None:
+    def test_transparent_gray_of_any_depth(self, bits: int) -> None:
         top = 2**bits - 1  # black, then white, which is declared transparent
         row = {1: b"\x40", 2: b"\x30", 4: b"\x0f", 8: b"\0\xff", 16: b"\0\0\xff\xff"}[bits]
         content = png((2, 1), bits, 0, [row], struct.pack(">H", top))
@@ -213,7 +213,7 @@ class TestTransparency:
         assert np.asarray(decoded.image)[0].tolist() == [[0, 0, 0], list(self.BACKGROUND)]
 
     @pytest.mark.parametrize("bits", [8, 16])
-    def test_transparent_colour(self, bits: int) -> None:
+    def test_transparent_color(self, bits: int) -> None:
         sample = ">B" if bits == 8 else ">H"
         top = 2**bits - 1
         row = b"".join(struct.pack(sample, v) for v in (top, 0, 0, 0, top, 0))
@@ -268,7 +268,7 @@ class TestOrientation:
 class TestAnimations:
     @pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
     def test_the_first_frame(self, format: str) -> None:
-        first, second = (Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN))
+        first, second = (Image.new("RGB", (8, 8), color) for color in (RED, GREEN))
         options = {"lossless": True} if format == "WEBP" else {}
         content = save(first, format, save_all=True, append_images=[second], **options)
         assert pixels(content)[3, 3].tolist() == list(RED)
@@ -529,7 +529,7 @@ def test_errors_survive_the_way_from_a_worker_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "colour"),
+    ("text", "color"),
     [
         ("white", WHITE),
         ("#0f0", GREEN),
@@ -539,14 +539,14 @@ def test_errors_survive_the_way_from_a_worker_process() -> None:
         ("hsl(0, 100%, 50%)", RED),
     ],
 )
-def test_colours(text: str, colour: tuple[int, int, int]) -> None:
-    assert parse_colour(text) == colour
+def test_colors(text: str, color: tuple[int, int, int]) -> None:
+    assert parse_color(text) == color
 
 
 @pytest.mark.parametrize("text", ["", "whiteish", "1,2", "256,0,0", "#00ff0080", "-1,0,0"])
-def test_what_is_no_colour(text: str) -> None:
+def test_what_is_no_color(text: str) -> None:
     with pytest.raises(VitcliError):
-        parse_colour(text)
+        parse_color(text)
 
 
 FUZZED = [

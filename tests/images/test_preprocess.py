@@ -22,11 +22,11 @@ def config(**changes: Any) -> PreprocessConfig:
     return PreprocessConfig.model_validate(changes)
 
 
-CENTRE = config(resize="shortest", resize_size=256, crop_size=224, filter="bicubic")
+CENTER = config(resize="shortest", resize_size=256, crop_size=224, filter="bicubic")
 NONE = {"resize": "none", "resize_size": None}
 
 
-def test_a_level_is_scaled_and_normalised() -> None:
+def test_a_level_is_scaled_and_normalized() -> None:
     image = Image.new("RGB", (4, 4), (0, 128, 255))
     result = preprocess(image, config(**NONE, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)))
     assert result.dtype == np.float32 and result.shape == (3, 4, 4)
@@ -56,9 +56,9 @@ def test_a_crop_larger_than_the_image_is_padded_with_black(dtype: str, rounding:
 
 
 def test_description_names_every_step() -> None:
-    text = describe(CENTRE, 640, 427)
+    text = describe(CENTER, 640, 427)
     assert text == (
-        "shorter side to 256: 383x256 (bicubic); centre 224x224 at x 79, y 16; "
+        "shorter side to 256: 383x256 (bicubic); center 224x224 at x 79, y 16; "
         "mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
     )
     assert describe(config(resize_dtype="float32"), 9, 9).startswith(
@@ -93,7 +93,7 @@ def test_another_size_keeps_the_proportion_of_resize_and_crop(
 @pytest.mark.parametrize(
     "native",
     [
-        CENTRE,
+        CENTER,
         config(),
         config(resize="shortest", resize_size=224),
         config(resize="smart", resize_size=None),
@@ -110,7 +110,7 @@ def test_another_size_is_what_comes_out(native: PreprocessConfig, size: tuple[in
     assert other.model_dump(include=kept) == native.model_dump(include=kept)
 
 
-@pytest.mark.parametrize("native", [CENTRE, config(), config(resize_size=(160, 224))])
+@pytest.mark.parametrize("native", [CENTER, config(), config(resize_size=(160, 224))])
 def test_the_native_size_changes_nothing(native: PreprocessConfig) -> None:
     assert native.output_size is not None
     assert resized_to(native, native.output_size) == native
@@ -119,7 +119,7 @@ def test_the_native_size_changes_nothing(native: PreprocessConfig) -> None:
 @pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (1, 1), (3, 2), (1, 40_000)])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_extreme_shapes(size: tuple[int, int], dtype: str) -> None:
-    settings = CENTRE.model_copy(update={"resize_dtype": dtype})
+    settings = CENTER.model_copy(update={"resize_dtype": dtype})
     result = preprocess(Image.new("RGB", size, (255, 0, 255)), settings)
     assert result.shape == (3, 224, 224)
     np.testing.assert_allclose(result, np.broadcast_to([[[1]], [[-1]], [[1]]], (3, 224, 224)))

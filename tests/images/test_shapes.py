@@ -47,7 +47,7 @@ def test_shapes_stay_inside_the_image() -> None:
     u = np.random.default_rng(0).random((900, 16))
     inside = some._coverage(u, np.arange(900) % len(SHAPES))
     edge = [inside[:, 0], inside[:, -1], inside[:, :, 0], inside[:, :, -1]]
-    assert max(side.max() for side in edge) < 0.5  # no centre of an edge pixel is inside
+    assert max(side.max() for side in edge) < 0.5  # no center of an edge pixel is inside
 
 
 def test_labels_are_even_and_split_between_training_and_validation() -> None:

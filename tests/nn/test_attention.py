@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conftest import randomise, tiny_config, tiny_encoder
+from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block
 from vitcli.nn.attention import ExplicitAttention, FusedAttention, join_masks
 from vitcli.nn.hooks import explicit_attention, tapped
@@ -51,7 +51,7 @@ def test_attention_rows_sum_to_one_along_the_keys(images: torch.Tensor) -> None:
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
 def test_a_causal_block_is_a_decoder_block(norm_placement: str) -> None:
     block = build_block(tiny_config(norm_placement=norm_placement)).float()
-    randomise(block)
+    randomize(block)
     x = torch.randn(1, N, 24)
     before = block(x, attn_mask=CAUSAL)
     for j in range(N):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import randomise, tiny_config, tiny_encoder
+from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block, build_encoder
 from vitcli.config.schema import EncoderConfig
 from vitcli.nn.block import DropPath
@@ -18,7 +18,7 @@ from vitcli.nn.pooling import MapPooling
 @pytest.mark.parametrize("norm_placement", ["pre", "post"])
 def test_a_block_keeps_its_shape(batch: int, norm_placement: str) -> None:
     block = build_block(tiny_config(norm_placement=norm_placement))
-    randomise(block)
+    randomize(block)
     x = torch.randn(batch, 13, 24)
     assert block(x).shape == x.shape
 
@@ -66,7 +66,7 @@ def test_the_stack_equals_torch_transformer_encoder(norm_placement: str, size: s
     changes = {"norm_placement": norm_placement}
     c = tiny_config(**changes) if size == "tiny" else EncoderConfig.model_validate(changes)
     encoder = build_encoder(c).double()
-    randomise(encoder, scale=0.2 if size == "tiny" else 0.03)
+    randomize(encoder, scale=0.2 if size == "tiny" else 0.03)
     reference = reference_stack(c, norm_placement == "pre")
     ours = dict(encoder.vit.state_dict())
     names = {
@@ -203,7 +203,7 @@ def test_fresh_weights_come_from_the_seed() -> None:
     assert not torch.equal(first["front_end.prefix.cls"], other["front_end.prefix.cls"])
 
 
-def test_initialisation_schemes() -> None:
+def test_initialization_schemes() -> None:
     normal = build_encoder(EncoderConfig(depth=1)).state_dict()
     weight = normal["vit.blocks.0.feed_forward.fc1.weight"]
     assert weight.std().item() == pytest.approx(0.02, rel=0.01)

@@ -1,4 +1,4 @@
-"""What a reader needs of a figure: whole ticks where things are counted, a colour for a part."""
+"""What a reader needs of a figure: whole ticks where things are counted, a color for a part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitcli.commands.encode import view as encode
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.commands.params.analysis import params
 from vitcli.commands.params.result import COMPONENTS, OTHER
-from vitcli.commands.params.view import component_colours
+from vitcli.commands.params.view import component_colors
 from vitcli.commands.params.view import figure as params_figure
 from vitcli.commands.train import view as train
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
@@ -48,17 +48,17 @@ def test_lines_without_a_legend_are_counted(images: int, told: bool) -> None:
     assert (f"{images} images" in encode.figure(encoded(images)).get_suptitle()) is told
 
 
-def test_every_component_has_its_own_colour_in_every_figure() -> None:
-    colours = component_colours()
-    assert list(colours) == [*COMPONENTS, OTHER]
-    assert len(set(colours.values())) == len(colours)
+def test_every_component_has_its_own_color_in_every_figure() -> None:
+    colors = component_colors()
+    assert list(colors) == [*COMPONENTS, OTHER]
+    assert len(set(colors.values())) == len(colors)
     for preset in ("vit-ti16", "clip-b16"):
         drawing = params_figure(params([load_config(ModelConfig, preset)]))
         bars = {
             container.get_label(): container.patches[0].get_facecolor()[:3]
             for container in drawing.axes[0].containers
         }
-        assert bars["FFN"] == pytest.approx(colours["FFN"])
+        assert bars["FFN"] == pytest.approx(colors["FFN"])
 
 
 def trained(steps: int) -> TrainResult:

@@ -58,8 +58,8 @@ def test_a_bright_square_is_found_where_it_is(
     assert not np.isnan(laid[core]).all()
     assert (laid[~halo & ~np.isnan(laid)] < 0.05).all()
     lit = np.argwhere(laid > 0.5)
-    centre = np.array([(rows.start + rows.stop - 1) / 2, (columns.start + columns.stop - 1) / 2])
-    assert (np.abs(lit.mean(0) - centre) < (down / 2 + 1, across / 2 + 1)).all()
+    center = np.array([(rows.start + rows.stop - 1) / 2, (columns.start + columns.stop - 1) / 2])
+    assert (np.abs(lit.mean(0) - center) < (down / 2 + 1, across / 2 + 1)).all()
 
 
 def test_outside_the_crop_there_is_no_map() -> None:
@@ -86,11 +86,11 @@ def test_a_patch_has_its_own_pixels_and_no_smoothing() -> None:
     assert laid[:, 0].tolist() == [1, 1, 4, 4]
 
 
-def test_colours_are_laid_channel_by_channel() -> None:
-    colours = np.random.default_rng(0).random((2, 3, 3))
-    laid = lay(colours, (0, 0, 30, 20), 20, 30)
+def test_colors_are_laid_channel_by_channel() -> None:
+    colors = np.random.default_rng(0).random((2, 3, 3))
+    laid = lay(colors, (0, 0, 30, 20), 20, 30)
     assert laid.shape == (20, 30, 3)
-    assert (laid[10:, 20:] == colours[1, 2]).all()
+    assert (laid[10:, 20:] == colors[1, 2]).all()
 
 
 def test_a_large_picture_is_shrunk_and_its_box_with_it() -> None:

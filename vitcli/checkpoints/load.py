@@ -59,7 +59,7 @@ def load_weights(
 
 @torch.no_grad()
 def _values(plan: Plan, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What was read becomes the parameters: no weight is initialised first, or held twice.
+    """What was read becomes the parameters: no weight is initialized first, or held twice.
 
     Tensors stored as they are needed stay where the file is mapped. Room for the others is made
     before any is read, since what is freed between lasting tensors is lost to the allocator.

@@ -18,7 +18,7 @@ def preprocess_of(
     """(the preprocessing, who tells it); None where nothing does.
 
     Raises:
-        VitcliError: a setting that cannot be honoured.
+        VitcliError: a setting that cannot be honored.
     """
     config = configs.get(family.config_file, {})
     if family.config_file == "open_clip_config.json" and config:

@@ -8,7 +8,7 @@ from typing import Any
 
 COMMANDS = {
     "encode": "encode.command:encode",
-    "neighbours": "neighbors.command:neighbours",
+    "neighbors": "neighbors.command:neighbors",
     "probe": "probe.command:probe",
     "params": "params.command:params",
     "profile": "profile.command:profile",
@@ -23,6 +23,9 @@ COMMANDS = {
     "convert": "export.command:convert",
 }
 """Every command by name, in the order of the help: MODULE:FUNCTION below this package."""
+
+ALIASES = {"neighbours": "neighbors"}
+"""Names that commands had before; they work and are not shown."""
 
 
 def command_function(name: str) -> Callable[..., Any]:

@@ -200,7 +200,7 @@ def validate(schema: type[Schema], layers: Layers) -> Schema:
 
 def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) -> VitcliError:
     problems = error.errors()
-    # A misspelt key comes first: the key that it stands for may also be missed.
+    # A misspelled key comes first: the key that it stands for may also be missed.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = tuple(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -265,7 +265,7 @@ def config_yaml(config: ModelConfig) -> str:
 def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessConfig:
     """The preprocessing for another input size (height, width) of the encoder.
 
-    A centre crop becomes `size`, and the resize before it keeps its proportion to the crop as
+    A center crop becomes `size`, and the resize before it keeps its proportion to the crop as
     timm's `crop_pct` does: floor(side / crop_pct), where crop_pct is the roundest number (in
     steps of 1, 0.1, 0.01, 0.005, 0.001) that gives the present pair. So 256 then 224 (0.875)
     becomes 592 then 518, and 248 then 224 (0.9) becomes 426 then 384. A size that is not square

@@ -216,7 +216,7 @@ class EncoderConfig(Section):
             (
                 "pool_norm, pooling",
                 self.pool_norm and self.pooling == "none",
-                "there is no pooled vector to normalise when pooling is none",
+                "there is no pooled vector to normalize when pooling is none",
             ),
             (
                 "head, pooling",
@@ -264,7 +264,7 @@ class EncoderConfig(Section):
 
 
 class PreprocessConfig(Section):
-    """From decoded RGB pixels to the tensor the encoder reads: resize, crop, scale, normalise."""
+    """From decoded RGB pixels to the tensor the encoder reads: resize, crop, scale, normalize."""
 
     resize: ResizeKind = "squash"
     """shortest: the shorter side to `resize_size`, aspect kept (two different numbers: the smallest
@@ -276,7 +276,7 @@ class PreprocessConfig(Section):
     """float32 divides by 255 before resizing, as DINOv3 does; uint8 rounds to 8 bits after."""
     crop_size: Size | None = None
     crop_rounding: Literal["floor", "round"] = "floor"
-    """Offset of the centre crop: floor((H-h)/2), or Python's round as torchvision and timm do.
+    """Offset of the center crop: floor((H-h)/2), or Python's round as torchvision and timm do.
     A crop larger than the image pads with black; an odd pixel goes first with floor, last else."""
     multiple: PositiveInt = 28
     min_pixels: PositiveInt = 56 * 56

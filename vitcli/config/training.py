@@ -123,7 +123,7 @@ class TrainConfig(Section):
     """Weights, order, drawing, augmentation and dropout all follow from it."""
     epochs: PositiveInt = 1
     batch: PositiveInt = 32
-    """Images of one optimiser step, over all processes and micro-batches."""
+    """Images of one optimizer step, over all processes and micro-batches."""
     accumulate: PositiveInt = 1
     """Micro-batches that a step is split into; as over processes, dropout draws other masks."""
 
@@ -153,7 +153,7 @@ class TrainConfig(Section):
     lora: LoraConfig = LoraConfig()
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 autocasts the forward pass; weights and optimiser stay float32."""
+    """bfloat16 autocasts the forward pass; weights and optimizer stay float32."""
     compile: bool = False
     threads: PositiveInt | None = None
     """CPU threads of each process; null is one for a small model and torch's choice else."""

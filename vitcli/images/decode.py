@@ -21,7 +21,7 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.formats import COMMON, FORMATS, align_transparency, flatten, recognise
+from vitcli.images.formats import COMMON, FORMATS, align_transparency, flatten, recognize
 
 FailureCode = Literal[
     "unreadable", "unsupported", "truncated", "corrupt", "too_large", "too_small", "out_of_memory"
@@ -171,7 +171,7 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
     head = file.read(48)
     if not head:
         raise ImageError("truncated", f"{label}: the file is empty")
-    signature = recognise(head)
+    signature = recognize(head)
     if signature and signature.refusal:
         raise ImageError(
             "unsupported", f"{label}: {signature.name}: {signature.refusal}", signature.hint

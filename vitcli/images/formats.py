@@ -69,7 +69,7 @@ _SIGNATURES = (
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
-def recognise(head: bytes) -> Signature | None:
+def recognize(head: bytes) -> Signature | None:
     """What the first 48 bytes of a file say it is. Makes the HEIF plugin ready when it is that."""
     if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and b"avif" not in head:
         return _heif()
@@ -106,12 +106,12 @@ def flatten(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image
       samples of at most 65535 are 16-bit samples that a program stored in more room.
     * Floating point samples have no depth. If all lie in 0 to 1, that range is black to white;
       else if all lie in 0 to 255, they are 8-bit levels; otherwise NotImplementedError.
-    * CMYK, YCbCr, HSV and LAB become RGB by Pillow's formulas; colour profiles are not applied.
+    * CMYK, YCbCr, HSV and LAB become RGB by Pillow's formulas; color profiles are not applied.
     """
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _deep_grey(image, background)
+        return _deep_gray(image, background)
     if image.mode == "F":
-        return Image.fromarray(_float_grey(image)).convert("RGB"), False
+        return Image.fromarray(_float_gray(image)).convert("RGB"), False
     if not image.has_transparency_data:
         return (image if image.mode == "RGB" else image.convert("RGB")), False
     canvas = Image.new("RGBA", image.size, (*background, 255))
@@ -124,7 +124,7 @@ def _rgba(image: Image.Image) -> Image.Image:
     return image.convert("RGBA")
 
 
-def _deep_grey(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
+def _deep_gray(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
     samples = np.asarray(image)
     bits, signed, inverted = _depth(image)
     if bits == 32 and samples.min() >= 0 and samples.max() <= 0xFFFF:
@@ -134,8 +134,8 @@ def _deep_grey(image: Image.Image, background: tuple[int, int, int]) -> tuple[Im
     else:
         unsigned = samples.view(np.uint32) if samples.dtype == np.int32 else samples
         levels = unsigned >> max(bits - 8, 0)
-    grey = np.minimum(levels, 255).astype(np.uint8)
-    rgb = np.repeat((255 - grey if inverted else grey)[..., None], 3, axis=2)
+    gray = np.minimum(levels, 255).astype(np.uint8)
+    rgb = np.repeat((255 - gray if inverted else gray)[..., None], 3, axis=2)
     transparent = image.info.get("transparency")
     if transparent is None:
         return Image.fromarray(rgb), False
@@ -155,7 +155,7 @@ def _depth(image: Image.Image) -> tuple[int, bool, bool]:
     return 16, False, False  # PNG, PPM, JPEG 2000: Pillow widens them to 16 bits
 
 
-def _float_grey(image: Image.Image) -> NDArray[np.uint8]:
+def _float_gray(image: Image.Image) -> NDArray[np.uint8]:
     samples = np.asarray(image)
     low, high = float(samples.min()), float(samples.max())
     if not (low >= 0.0 and high <= 255.0):  # also false for NaN
@@ -166,16 +166,16 @@ def _float_grey(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def align_transparency(image: Image.Image) -> None:
-    """Scale the transparent colour of a PNG as Pillow will scale the pixels; call before load().
+    """Scale the transparent color of a PNG as Pillow will scale the pixels; call before load().
 
-    The colour is written in the file's depth; Pillow widens grey of 2 and 4 bits and narrows
-    16-bit RGB to 8 bits, but leaves the colour as it is.
+    The color is written in the file's depth; Pillow widens gray of 2 and 4 bits and narrows
+    16-bit RGB to 8 bits, but leaves the color as it is.
     """
-    colour = image.info.get("transparency")
-    if colour is None or image.format != "PNG" or not getattr(image, "tile", None):
+    color = image.info.get("transparency")
+    if color is None or image.format != "PNG" or not getattr(image, "tile", None):
         return
     raw_mode = image.tile[0].args  # type: ignore[attr-defined]
     if raw_mode in ("L;2", "L;4"):
-        image.info["transparency"] = colour * (85 if raw_mode == "L;2" else 17)
+        image.info["transparency"] = color * (85 if raw_mode == "L;2" else 17)
     elif raw_mode == "RGB;16B":
-        image.info["transparency"] = tuple(channel >> 8 for channel in colour)
+        image.info["transparency"] = tuple(channel >> 8 for channel in color)

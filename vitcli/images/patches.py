@@ -35,12 +35,12 @@ class MapSheet:
 
 @dataclass(frozen=True)
 class FeatureSheet:
-    """The patch features of one image as colours, and their cosine to one patch."""
+    """The patch features of one image as colors, and their cosine to one patch."""
 
     image: int
     title: str
     box: Box
-    colours: tuple[tuple[tuple[float, float, float], ...], ...]
+    colors: tuple[tuple[tuple[float, float, float], ...], ...]
     """Red, green and blue in [0, 1] for each patch, by rows: the principal components."""
     cosines: tuple[tuple[float, ...], ...] | None
     query_box: Box | None

@@ -37,7 +37,7 @@ class Plan:
     source: tuple[int, int]
     resized: tuple[int, int]
     crop: tuple[int, int] | None
-    """Size of the centre crop, or None where there is none."""
+    """Size of the center crop, or None where there is none."""
     offset: tuple[int, int]
     """Where the crop begins in the resized image; negative where black is padded before it."""
 
@@ -71,7 +71,7 @@ def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> 
 def preprocess(
     image: Image.Image, config: PreprocessConfig, *, name: str = "the image"
 ) -> NDArray[np.float32]:
-    """Resize, crop, divide by 255 and normalise an RGB image: float32 (3, h, w).
+    """Resize, crop, divide by 255 and normalize an RGB image: float32 (3, h, w).
 
     With `resize_dtype: uint8` the resized image has 8 bits, as in transformers' Pillow
     processors, timm, torchvision and open_clip on Pillow images: its pixels equal theirs. With
@@ -95,7 +95,7 @@ def preprocess(
     resampling = _FILTERS[config.filter]
     try:
         if config.resize_dtype == "uint8":
-            return _normalise_levels(np.asarray(_transform(image, steps, resampling)), config)
+            return _normalize_levels(np.asarray(_transform(image, steps, resampling)), config)
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
         channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
         unit = np.stack([np.asarray(channel) for channel in channels]) / 255
@@ -129,7 +129,7 @@ def _transform_part(image: Image.Image, steps: Plan, resampling: Image.Resamplin
     return part.crop((left - x0, top - y0, left - x0 + w, top - y0 + h))
 
 
-def _normalise_levels(pixels: NDArray[np.uint8], config: PreprocessConfig) -> NDArray[np.float32]:
+def _normalize_levels(pixels: NDArray[np.uint8], config: PreprocessConfig) -> NDArray[np.float32]:
     """(h, w, 3) 8-bit levels to float32 (3, h, w) through the 256 values a level can have."""
     levels = (np.arange(256) * (1 / 255)).astype(np.float32)
     result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
@@ -199,7 +199,7 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
     if steps.crop is not None:
         top, left = steps.offset
         black = ", black around" * steps.padded
-        facts.append(f"centre {_wxh(steps.crop)} at x {left}, y {top}{black}")
+        facts.append(f"center {_wxh(steps.crop)} at x {left}, y {top}{black}")
     mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
     return "; ".join([*facts, f"mean {mean}, std {std}"])
 

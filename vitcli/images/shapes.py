@@ -26,7 +26,7 @@ Distance = Callable[[Array, Array], Array]
 DRAWS = 16
 """Random numbers an image is described by, before its noise."""
 REACH = 1.7
-"""No shape reaches farther than this many sizes from its centre."""
+"""No shape reaches farther than this many sizes from its center."""
 VALIDATION = 1 << 40
 """Validation images are those from this index on: never seen in training."""
 
@@ -87,7 +87,7 @@ SHAPES: dict[str, Distance] = {
 
 
 class Shapes:
-    """An endless set of labelled images; image i is a function of (seed, i) and the settings.
+    """An endless set of labeled images; image i is a function of (seed, i) and the settings.
 
     Args:
         size: (height, width) in pixels.
@@ -102,7 +102,7 @@ class Shapes:
         self.classes = tuple(classes)
         self.seed = seed
         self.half_turn = 0.06 + 0.12 * difficulty  # tan(angle / 2): 7 to 20 degrees
-        self.contrast = 0.6 - 0.5 * difficulty  # least distance of the two colours, of 1
+        self.contrast = 0.6 - 0.5 * difficulty  # least distance of the two colors, of 1
         self.noise = 0.05 + 0.35 * difficulty  # peak, of 1
 
     def _raw(self, index: int) -> NDArray[np.uint64]:
@@ -122,7 +122,7 @@ class Shapes:
         u = (raw[:, :DRAWS] >> np.uint64(11)).astype(np.float64) * 2.0**-53  # (B, 16) in [0, 1)
         labels = (u[:, 0] * len(self.classes)).astype(np.int64)
         inside = self._coverage(u, labels)[:, None].astype(np.float32)  # (B, 1, height, width)
-        back, fore = (colour[:, :, None, None] for colour in self._colours(u))  # (B, 3, 1, 1)
+        back, fore = (color[:, :, None, None] for color in self._colors(u))  # (B, 3, 1, 1)
         pairs = raw[:, DRAWS:].astype("<u8").view(np.uint8)[:, : height * width * 6]
         pairs = pairs.reshape(-1, 2, 3, height, width).astype(np.int16)
         noise = pairs[:, 0] - pairs[:, 1]  # triangular on (-255, 255)
@@ -155,7 +155,7 @@ class Shapes:
                 distance[of] = SHAPES[self.classes[label]](along[of], across[of])
         return np.clip(0.5 - distance * radius[:, None, None], 0.0, 1.0)
 
-    def _colours(self, u: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _colors(self, u: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Background and shape, (B, 3) each, 0 to 255; each channel differs by the contrast."""
         room = (1 - self.contrast) / 2
         dark, light = u[:, 5:8] * room, 1 - u[:, 8:11] * room
@@ -165,7 +165,7 @@ class Shapes:
 
 
 def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> None:
-    """Write a labelled sheet of the first images as a PNG or whatever the suffix says.
+    """Write a labeled sheet of the first images as a PNG or whatever the suffix says.
 
     Raises:
         VitcliError: the suffix is none that Pillow writes, or the file cannot be written.

@@ -102,7 +102,7 @@ def adapt_heads(
         if heads[-1] >= attention.heads:
             raise ValueError(f"there is no head {heads[-1]}: they are 0 to {attention.heads - 1}")
         if set(parts) & {"q", "k"} and isinstance(attention.q_norm, nn.LayerNorm | nn.RMSNorm):
-            raise ValueError("q and k are normalised over all heads together; adapt v alone")
+            raise ValueError("q and k are normalized over all heads together; adapt v alone")
         hidden = attention.proj.in_features
         attention.qkv = HeadAdapter(
             attention.qkv,

@@ -36,7 +36,7 @@ SCHEMES: dict[str, Scheme] = {"trunc_normal": trunc_normal, "xavier_uniform": xa
 
 
 @torch.no_grad()
-def initialise(encoder: VisionEncoder, scheme: str, std: float, seed: int) -> None:
+def initialize(encoder: VisionEncoder, scheme: str, std: float, seed: int) -> None:
     """Draw every parameter of a CPU encoder in module order from one generator.
 
     Matrices follow `scheme` (a fused q, k, v projection is one matrix, as in

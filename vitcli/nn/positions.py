@@ -147,8 +147,8 @@ class SinCosPosition(LearnedPosition):
         return torch.cat([prefix, sincos_table(self.table.shape[1], self.grid)])
 
 
-def centred(n: int, reference: int) -> Tensor:
-    """Patch centres mapped to [-1, 1], in turns of 2 pi (DINOv3)."""
+def centered(n: int, reference: int) -> Tensor:
+    """Patch centers mapped to [-1, 1], in turns of 2 pi (DINOv3)."""
     return 2 * math.pi * ((torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1)
 
 
@@ -163,7 +163,7 @@ def scaled_to_reference(n: int, reference: int) -> Tensor:
 
 
 ROPE_COORDINATES: dict[str, Callable[[int, int], Tensor]] = {
-    "centred": centred,
+    "centred": centered,
     "index": index,
     "reference": scaled_to_reference,
 }
@@ -252,7 +252,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 class AlibiPosition(NoPosition):
-    """2D ALiBi: minus a head's slope times the distance between patch centres, in patches.
+    """2D ALiBi: minus a head's slope times the distance between patch centers, in patches.
 
     The 2D form is that of CROMA (Fuller et al. 2023, section 3); prefix tokens get no bias.
     """
@@ -263,8 +263,8 @@ class AlibiPosition(NoPosition):
 
     def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor:
         axes = (torch.arange(n, dtype=torch.float64) for n in grid)
-        centres = torch.cartesian_prod(*axes)  # (N, 2)
-        squared = (centres[:, None] - centres[None]).square().sum(-1)
+        centers = torch.cartesian_prod(*axes)  # (N, 2)
+        squared = (centers[:, None] - centers[None]).square().sum(-1)
         distance = F.pad(squared.sqrt(), (prefix_tokens, 0, prefix_tokens, 0))  # (P+N, P+N)
         slopes = torch.tensor(self.slopes, dtype=torch.float64)
         return (-slopes[:, None, None] * distance).to(like.dtype).to(like.device)

@@ -34,7 +34,7 @@ EveryOption = Annotated[
     int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
 ]
 BackgroundOption = Annotated[
-    str, typer.Option("--background", metavar="COLOUR", help="Behind transparent pixels.")
+    str, typer.Option("--background", metavar="COLOR", help="Behind transparent pixels.")
 ]
 PrintConfigOption = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")
@@ -334,7 +334,7 @@ def split_source(text: str) -> dict[str, str]:
     return {"weights": text}
 
 
-def parse_colour(text: str) -> tuple[int, int, int]:
+def parse_color(text: str) -> tuple[int, int, int]:
     """Red, green, blue from a name (`white`), `#rrggbb`, `rgb(0, 0, 0)` or three numbers `0,0,0`.
 
     Raises VitcliError for anything else, transparency included.
@@ -343,10 +343,10 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
     numbers = text.count(",") == 2 and "(" not in text
     with contextlib.suppress(ValueError):
-        colour = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
-        if len(colour) == 3 and all(0 <= channel <= 255 for channel in colour):
-            return colour
+        color = ImageColor.getrgb(f"rgb({text})" if numbers else text.strip())
+        if len(color) == 3 and all(0 <= channel <= 255 for channel in color):
+            return color
     raise VitcliError(
-        f"{printable(text)} is not a colour",
+        f"{printable(text)} is not a color",
         "write a name, #rrggbb, or three numbers such as 255,255,255",
     )

@@ -30,7 +30,7 @@ def scaled(box: Box, picture: Any, shown: NDArray[np.uint8]) -> Box:
 def lay(values: Any, box: Box, height: int, width: int) -> NDArray[np.float64]:
     """Patch values (rows, columns, ...) as an image (height, width, ...); NaN outside the box.
 
-    A pixel has the value of the patch under its centre: what the encoder cannot tell apart is not
+    A pixel has the value of the patch under its center: what the encoder cannot tell apart is not
     made smooth.
     """
     grid = np.asarray(values, dtype=np.float64)
@@ -67,13 +67,11 @@ def bare(axes: Any, title: str = "") -> None:
         axes.set_title(title, fontsize=7, pad=2)
 
 
-def outline(axes: Any, box: Box, colour: str = "yellow") -> None:
+def outline(axes: Any, box: Box, color: str = "yellow") -> None:
     """A frame, such as around what the patch grid covers."""
     from matplotlib.patches import Rectangle
 
     left, top, right, bottom = box
     axes.add_patch(
-        Rectangle(
-            (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec=colour, lw=0.8
-        )
+        Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec=color, lw=0.8)
     )

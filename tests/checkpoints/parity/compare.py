@@ -29,7 +29,7 @@ class Outputs:
     output: Tensor | None = None
 
 
-def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
     """Every parameter drawn anew, in float64 and eval mode: constants hide bugs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints.parity.compare import images, randomised
+from tests.checkpoints.parity.compare import images, randomized
 from tests.checkpoints.parity.hf import CASES
 from vitcli.checkpoints.load import load_weights
 from vitcli.commands.attention.maps import attention_maps
@@ -17,7 +17,7 @@ from vitcli.commands.attention.reductions import FIELDS, observe_attention
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FLOAT32_SOFTMAX = 1e-6
-"""Most eager paths take the softmax in float32, some rotate or normalise in it."""
+"""Most eager paths take the softmax in float32, some rotate or normalize in it."""
 INTERPOLATED = {"interpolate_pos_encoding": True}
 
 TWINS: dict[str, tuple[float, dict[str, Any]]] = {
@@ -41,7 +41,7 @@ def test_entropies_equal_those_of_the_twin(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model: Any = case.make()
     model.set_attn_implementation("eager")
-    randomised(model)
+    randomized(model)
     model.save_pretrained(tmp_path)
     encoder = load_weights(str(tmp_path), dtype=torch.float64).encoder
     pixels = images(40, 56)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoints.parity.compare import assert_close, images, ours, randomised
+from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
 from vitcli.checkpoints.load import load_weights
 
@@ -30,7 +30,7 @@ def save_memory(model: nn.Module, folder: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_equals_transformers(name: str, tmp_path: Path) -> None:
     case: Case = CASES[name]
-    model = randomised(case.make())
+    model = randomized(case.make())
     on_disk, in_memory = tmp_path / "disk", tmp_path / "memory"
     in_memory.mkdir()
     model.save_pretrained(on_disk)
@@ -55,7 +55,7 @@ TWINS = ("siglip 2 naflex", "siglip 2 naflex whole")
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in TWINS])
 def test_a_bare_state_dict_needs_no_more_than_a_preset(name: str, tmp_path: Path) -> None:
-    model = randomised(CASES[name].make())
+    model = randomized(CASES[name].make())
     save_memory(model, tmp_path)
     known = load_weights(str(tmp_path)).config
     (tmp_path / "config.json").unlink()

@@ -20,7 +20,7 @@ from tests.checkpoints.parity.compare import (
     differences,
     images,
     ours,
-    randomised,
+    randomized,
 )
 from tests.checkpoints.parity.timm_models import Case
 from vitcli.checkpoints.load import load_weights
@@ -45,7 +45,7 @@ def run(model: nn.Module, size: tuple[int, int]) -> tuple[Outputs, Tensor]:
 
 def timm_files(name: str, size: tuple[int, int] = NATIVE) -> Callable[[Path], Written]:
     def write(folder: Path) -> Written:
-        model = randomised(timm_models.CASES[name].make())
+        model = randomized(timm_models.CASES[name].make())
         save_for_hf(model, folder)
         return folder, *run(model, size)
 
@@ -55,7 +55,7 @@ def timm_files(name: str, size: tuple[int, int] = NATIVE) -> Callable[[Path], Wr
 def open_clip_files(name: str, size: tuple[int, int] = NATIVE) -> Callable[[Path], Written]:
     def write(folder: Path) -> Written:
         case = open_clip_models.CASES[name]
-        model = randomised(case.make())
+        model = randomized(case.make())
         case.save(model, folder)
         pixels = images(*size)
         with torch.no_grad():
@@ -67,14 +67,14 @@ def open_clip_files(name: str, size: tuple[int, int] = NATIVE) -> Callable[[Path
 
 def dinov2_file(folder: Path) -> Written:
     arguments = {"num_classes": 0, "dynamic_img_size": True, "mlp_ratio": 4}
-    model = randomised(Case("", "vit_giant_patch14_reg4_dinov2", arguments).make())
+    model = randomized(Case("", "vit_giant_patch14_reg4_dinov2", arguments).make())
     torch.save(originals.dinov2(model), folder / "dinov2.pth")
     return folder / "dinov2.pth", *run(model, NATIVE)
 
 
 def dinov2_file_resized(folder: Path) -> Written:
     case = Case("", "vit_base_patch14_dinov2", {"num_classes": 0})
-    model = randomised(case.make())
+    model = randomized(case.make())
     torch.save(originals.dinov2(model), folder / "dinov2.pth")
     other = originals.at_size(case, model, OTHER, originals.offset_bicubic)
     return folder / "dinov2.pth", *run(other, OTHER)
@@ -82,7 +82,7 @@ def dinov2_file_resized(folder: Path) -> Written:
 
 def dinov3_file(folder: Path) -> Written:
     arguments = {"num_classes": 0, "global_pool": "token", "embed_dim": 32}
-    model = randomised(Case("", "vit_base_patch16_dinov3_qkvb", arguments).make())
+    model = randomized(Case("", "vit_base_patch16_dinov3_qkvb", arguments).make())
     model.rope.periods.copy_(model.rope.periods.bfloat16())
     torch.save(originals.dinov3(model), folder / "dinov3.pth")
     return folder / "dinov3.pth", *run(model, OTHER)
@@ -90,7 +90,7 @@ def dinov3_file(folder: Path) -> Written:
 
 def google_file(folder: Path) -> Written:
     case = Case("", "vit_base_patch16_224", {"act_layer": "gelu_tanh"})
-    model = randomised(case.make())
+    model = randomized(case.make())
     np.savez(folder / "vit.npz", **originals.flax(model, 2, "old"))
     other = originals.at_size(case, model, OTHER, originals.zoomed)
     return folder / "vit.npz", *run(other, OTHER)
@@ -179,7 +179,7 @@ SET: dict[str, tuple[Callable[[Path], Written], float, dict[str, Any]]] = {
     "CLS for the mean": (timm_files(FC_NORM), EXACT, {"pooling": "cls"}),
     "halves for pairs": (timm_files(REFERENCE), FLOAT32_PARTS, {"rope.layout": "half"}),
     "pairs for halves": (timm_files(ROPE), FLOAT32_PARTS, {"rope.layout": "interleaved"}),
-    "indices for centres": (timm_files(ROPE), FLOAT32_PARTS, {"rope.coordinates": "index"}),
+    "indices for centers": (timm_files(ROPE), FLOAT32_PARTS, {"rope.coordinates": "index"}),
     "another reference": (
         timm_files(REFERENCE),
         FLOAT32_PARTS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.checkpoints.parity.compare import Outputs, differences, images, ours, randomised
+from tests.checkpoints.parity.compare import Outputs, differences, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES
 from vitcli.checkpoints.load import load_weights
 from vitcli.config.load import Setting
@@ -87,7 +87,7 @@ SETTINGS = {
 
 def outputs(name: str, tmp_path: Path) -> tuple[Path, Outputs, torch.Tensor]:
     case = CASES[name]
-    model = randomised(case.make())
+    model = randomized(case.make())
     model.save_pretrained(tmp_path)
     pixels = images(*case.sizes[2])
     with torch.no_grad():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints.parity.compare import assert_close, images, ours, randomised
+from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.open_clip_models import CASES, SIZES, Case, at_size, outputs
 from vitcli.checkpoints.load import load_weights
 from vitcli.config.load import Setting
@@ -24,7 +24,7 @@ def one_thread():
 @pytest.mark.parametrize("name", CASES)
 def test_equals_open_clip(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    model = randomised(case.make())
+    model = randomized(case.make())
     case.save(model, tmp_path)
     loaded = load_weights(str(tmp_path), dtype=torch.float64)
     assert loaded.report.family == case.family
@@ -39,7 +39,7 @@ def test_equals_open_clip(name: str, tmp_path: Path) -> None:
 def test_a_bare_file_needs_its_activation(tmp_path: Path) -> None:
     """The same tensors are a QuickGELU model and an exact one: 1e-2 apart, so it is asked for."""
     case = CASES["QuickGELU"]
-    model = randomised(case.make())
+    model = randomized(case.make())
     file = tmp_path / "clip.pt"
     torch.save(model.state_dict(), file)
     with pytest.raises(VitcliError) as error:
@@ -60,7 +60,7 @@ def test_a_bare_file_needs_its_activation(tmp_path: Path) -> None:
 
 def test_the_tower_alone(tmp_path: Path) -> None:
     case = CASES["GELU"]
-    model = randomised(case.make())
+    model = randomized(case.make())
     torch.save({"state_dict": model.visual.state_dict()}, tmp_path / "visual.pt")
     told = {"heads": 2, "norm_eps": 1e-5, "activation": "gelu", "pooling": "cls"}
     settings = [
@@ -79,7 +79,7 @@ def test_the_tower_alone(tmp_path: Path) -> None:
 def test_openai_files_say_the_rest_themselves(archive: bool, tmp_path: Path) -> None:
     """Their scalars tell them apart; heads of 64, QuickGELU and LN(CLS) are OpenAI's code."""
     case = Case("openai-clip", {"width": 128, "head_width": 64}, {"quick_gelu": True})
-    model = randomised(case.make())
+    model = randomized(case.make())
     for name, value in {"input_resolution": 32, "context_length": 8, "vocab_size": 12}.items():
         if hasattr(model, name):
             delattr(model, name)

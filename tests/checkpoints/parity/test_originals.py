@@ -19,7 +19,7 @@ from tests.checkpoints.parity.compare import (
     assert_close,
     images,
     ours,
-    randomised,
+    randomized,
 )
 from tests.checkpoints.parity.hf import SMALL, plain
 from tests.checkpoints.parity.originals import at_size
@@ -57,7 +57,7 @@ def compare(
 @pytest.mark.parametrize("wrapper", [None, "teacher"])
 def test_dinov2(wrapper: str | None, tmp_path: Path) -> None:
     case = Case("dinov2", "vit_base_patch14_dinov2", {"num_classes": 0})
-    model = randomised(case.make())
+    model = randomized(case.make())
     state = originals.dinov2(model)
     if wrapper:  # a pre-training checkpoint, its blocks in chunks of one
         state = originals.renamed(state, (r"^", "backbone."), (r"blocks\.(\d)", r"blocks.\1.\1"))
@@ -74,7 +74,7 @@ def test_dinov2(wrapper: str | None, tmp_path: Path) -> None:
 )
 def test_dinov2_with_registers(architecture: str, more: dict[str, Any], tmp_path: Path) -> None:
     arguments = {"num_classes": 0, "dynamic_img_size": True, **more}
-    model = randomised(Case("dinov2", architecture, arguments).make())
+    model = randomized(Case("dinov2", architecture, arguments).make())
     torch.save(originals.dinov2(model), tmp_path / "dinov2.pth")
     loaded = load(tmp_path / "dinov2.pth", HEADS)
     assert loaded.report.family == "dinov2"
@@ -101,7 +101,7 @@ def test_dinov3(architecture: str, more: dict[str, Any], tmp_path: Path) -> None
     Heads of 16: the first period that bfloat16 cannot hold is 100^(1/4).
     """
     arguments = {"num_classes": 0, "global_pool": "token", "embed_dim": 32, **more}
-    model = randomised(Case("dinov3", architecture, arguments).make())
+    model = randomized(Case("dinov3", architecture, arguments).make())
     model.rope.periods.copy_(model.rope.periods.bfloat16())
     torch.save(originals.dinov3(model), tmp_path / "dinov3.pth")
     loaded = load(tmp_path / "dinov3.pth", {})
@@ -151,7 +151,7 @@ def test_vit_originals(
     wrap: Any, architecture: str, more: dict[str, Any], told: dict[str, Any], tmp_path: Path
 ) -> None:
     case = Case("original-vit", architecture, more)
-    model = randomised(case.make())
+    model = randomized(case.make())
     torch.save(wrap(model.state_dict()), tmp_path / "original.pth")
     loaded = load(tmp_path / "original.pth", told)
     assert loaded.report.family == case.family
@@ -166,7 +166,7 @@ def test_internvit(style: str, inside: bool, tmp_path: Path) -> None:
         if style == "300M"
         else {"use_qk_norm": True, "norm_type": "rms_norm"}
     )
-    model = randomised(T.InternVLVisionModel(T.InternVLVisionConfig(**SMALL, **keys)))
+    model = randomized(T.InternVLVisionModel(T.InternVLVisionConfig(**SMALL, **keys)))
     state = originals.internvit(model)
     config: dict[str, Any] = {
         **SMALL,
@@ -215,7 +215,7 @@ def test_google(
 ) -> None:
     """The activation is JAX's default: the tanh approximation."""
     case = Case("google-vit", architecture, {"act_layer": "gelu_tanh", **more})
-    model = randomised(case.make())
+    model = randomized(case.make())
     arrays = {prefix + k: v for k, v in originals.flax(model, 2, style).items()}
     if "img/" in prefix:
         arrays |= {"params/t": np.zeros(1), "params/txt/head/bias": np.zeros(2)}
@@ -227,8 +227,8 @@ def test_google(
 
 def test_google_with_pre_logits_and_bfloat16(tmp_path: Path) -> None:
     """The ImageNet-21k ViTs of 2020: a tanh layer between CLS and the classifier."""
-    model = randomised(Case("", "vit_base_patch16_224", {"act_layer": "gelu_tanh"}).make())
-    layer = randomised(nn.Linear(16, 16), seed=5)
+    model = randomized(Case("", "vit_base_patch16_224", {"act_layer": "gelu_tanh"}).make())
+    layer = randomized(nn.Linear(16, 16), seed=5)
     arrays = originals.flax(model, 2, "old")
     arrays["pre_logits/kernel"] = layer.weight.detach().numpy().T
     arrays["pre_logits/bias"] = layer.bias.detach().numpy()

@@ -34,7 +34,7 @@ SIZES = [  # width, height
 
 @functools.cache
 def photograph(width: int, height: int) -> Image.Image:
-    """Smooth colour fields, hard edges and grain, in full contrast."""
+    """Smooth color fields, hard edges and grain, in full contrast."""
     random = np.random.default_rng(width * 10_007 + height)
     coarse = Image.fromarray(random.integers(0, 256, (6, 7, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(float)
@@ -71,7 +71,7 @@ PUBLISHED = {
     "siglip, bare size": ("SiglipImageProcessorPil", {"size": 192}),
     "dinov2": ("BitImageProcessorPil", {"size": {"shortest_edge": 256}, **IMAGENET}),
     "lanczos": ("BitImageProcessorPil", {"resample": 1, "crop_size": {"height": 90, "width": 200}}),
-    "no normalisation": ("ViTImageProcessorPil", {"do_normalize": False}),
+    "no normalization": ("ViTImageProcessorPil", {"do_normalize": False}),
     "no resize": ("CLIPImageProcessorPil", {"do_resize": False}),
     "internvl": ("GotOcr2ImageProcessorPil", {"size": {"height": 448, "width": 448}, **IMAGENET}),
 }

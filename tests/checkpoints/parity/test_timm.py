@@ -12,7 +12,7 @@ import timm
 import torch
 from timm.models import deit, eva, save_for_hf, vision_transformer
 
-from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomised
+from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.timm_models import CASES, outputs
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
 from vitcli.checkpoints.load import load_weights
@@ -30,7 +30,7 @@ def one_thread():
 @pytest.mark.parametrize("name", CASES)
 def test_equals_timm(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    model = randomised(case.make())
+    model = randomized(case.make())
     save_for_hf(model, tmp_path, safe_serialization="both")
     loaded = load_weights(str(tmp_path / "model.safetensors"), dtype=torch.float64)
     assert loaded.report.family == case.family
@@ -54,7 +54,7 @@ def test_a_bare_state_dict_needs_what_tensors_do_not_tell(
     architecture: str, keys: tuple[str, ...], tmp_path: Path
 ) -> None:
     case = next(c for c in CASES.values() if c.architecture == architecture)
-    model = randomised(case.make())
+    model = randomized(case.make())
     file = tmp_path / "model.pt"
     torch.save(model.state_dict(), file)
     with pytest.raises(VitcliError) as error:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
-from tests.checkpoints.parity.compare import EXACT, Outputs, assert_close, images, ours, randomised
+from tests.checkpoints.parity.compare import EXACT, Outputs, assert_close, images, ours, randomized
 from vitcli.checkpoints.load import load_weights
 from vitcli.config.load import Setting, load_config
 from vitcli.config.schema import ModelConfig
@@ -49,7 +49,7 @@ def outputs(model: nn.Module, pixels: Tensor) -> Outputs:
 @pytest.mark.parametrize("representation", [None, 16])
 @pytest.mark.parametrize("old_names", [False, True])
 def test_equals_torchvision(representation: int | None, old_names: bool, tmp_path: Path) -> None:
-    model = randomised(make(representation_size=representation))
+    model = randomized(make(representation_size=representation))
     state = dict(model.state_dict())
     for new, old in OLD_NAMES.items() if old_names else ():
         state = {name.replace(new, old): tensor for name, tensor in state.items()}

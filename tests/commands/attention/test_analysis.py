@@ -43,7 +43,7 @@ def each(encoder: LoadedModel, photos: list[str]) -> list[AttentionSamples]:
     return [observe_attention(encoder.encoder, one) for one in pixels]
 
 
-def test_each_image_is_normalised_by_its_own_number_of_tokens(photos: list[str]) -> None:
+def test_each_image_is_normalized_by_its_own_number_of_tokens(photos: list[str]) -> None:
     encoder = model()
     answer = attn_entropy([encoder], photos).models[0]
     assert [image.tokens for image in answer.images] == [13, 13, 26]

@@ -259,7 +259,7 @@ def test_distance_of_one_patch_query(images: Tensor) -> None:
     assert (seen - mean).abs().max() < 1e-9
 
 
-def test_distances_are_between_centres_of_a_wide_grid() -> None:
+def test_distances_are_between_centers_of_a_wide_grid() -> None:
     distances = patch_distances((2, 3), 14)
     assert distances[0].tolist() == pytest.approx([0, 14, 28, 14, 14 * 2**0.5, 14 * 5**0.5])
     assert torch.equal(distances, distances.T)

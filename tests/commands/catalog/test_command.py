@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from tests.checkpoints.parity.compare import randomised
+from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.hf import CASES
 from tests.checkpoints.sources import reconfigured, vit_folder
 from vitcli.checkpoints.families import FAMILIES
@@ -123,7 +123,7 @@ def test_families_lists_every_family_and_how_it_was_verified() -> None:
 
 
 def test_a_merger_refuses_half_cells(tmp_path: Path) -> None:
-    randomised(CASES["qwen2-vl"].make()).float().save_pretrained(tmp_path / "qwen")
+    randomized(CASES["qwen2-vl"].make()).float().save_pretrained(tmp_path / "qwen")
     preset = ("--preset", "qwen2-vl-2b")
     told = run("encode", "--weights", tmp_path / "qwen", *preset, code=2).stderr
     assert "preset qwen2-vl-2b says hidden = 1280" in " ".join(told.split())

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY, randomise
+from tests.conftest import TINY, randomize
 from vitcli.build import build_encoder
 from vitcli.commands.compare import analysis as module
 from vitcli.commands.compare.analysis import compare, config_differences
-from vitcli.commands.compare.similarity import MinibatchCka, centred_gram
+from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
@@ -31,7 +31,7 @@ def load(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> L
         {"encoder": TINY | changes, "preprocess": {"resize_size": (24, 32)}}
     )
     encoder = build_encoder(config.encoder)
-    randomise(encoder, seed)
+    randomize(encoder, seed)
     return LoadedModel(
         config=config,
         encoder=encoder.to(dtype),
@@ -138,7 +138,7 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
         for model, kept in zip((a, b), grams, strict=True):
 
             def keep(tokens: torch.Tensor, kept: list[torch.Tensor] = kept) -> None:
-                kept.append(centred_gram(tokens.flatten(1)))
+                kept.append(centered_gram(tokens.flatten(1)))
 
             with tapped((point, keep) for _, point in layer_points(model.encoder)):
                 model.encoder(part)

@@ -64,7 +64,7 @@ def test_mistakes_are_told(arguments: list[str], words: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_misspelt_preset_is_told_with_its_nearest() -> None:
+def test_a_misspelled_preset_is_told_with_its_nearest() -> None:
     told = run("vit-b16", "vit-b61", code=2).stderr
     assert "vit-b61: no preset, YAML file or checkpoint" in told and "did you mean vit-b16?" in told
 

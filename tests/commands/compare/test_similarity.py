@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitcli.commands.compare.similarity import LayerDifference, MinibatchCka, centred_gram
+from vitcli.commands.compare.similarity import LayerDifference, MinibatchCka, centered_gram
 
 
 def hsic(k: Tensor, m: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def features(*widths: int, n: int = 24, seed: int = 0) -> list[Tensor]:
 def cka(*minibatches: tuple[list[Tensor], list[Tensor]]) -> Tensor:
     total = MinibatchCka()
     for a, b in minibatches:
-        total.add([centred_gram(x) for x in a], [centred_gram(x) for x in b])
+        total.add([centered_gram(x) for x in a], [centered_gram(x) for x in b])
     return total.value()
 
 

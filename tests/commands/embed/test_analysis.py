@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import randomise
+from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
@@ -43,7 +43,7 @@ REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=
 def tiny_model(*settings: str) -> LoadedModel:
     chosen = (*REQUEST.settings, *map(parse_setting, settings))
     model = load_model(dataclasses.replace(REQUEST, settings=chosen))
-    randomise(model.encoder)
+    randomize(model.encoder)
     return model
 
 

@@ -173,7 +173,7 @@ def test_npy_holds_one_kind(photo: Path, tmp_path: Path) -> None:
         (["--seed", "9" * 30], "out of range"),
         (["--dtype", "int8"], "bfloat16"),
         (["--image-size", "12x"], "384x512"),
-        (["--background", "no-colour"], "no-colour"),
+        (["--background", "no-color"], "no-color"),
         (["--no-such-option"], "no-such-option"),
         (["--every", "0"], "every"),
         (["--position", "rope2d", "--pos-resize", "bicubic"], "no position table"),
@@ -288,10 +288,10 @@ def test_help_and_usage_errors_import_no_torch(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["encode", "--background", "no-colour"],
+        ["encode", "--background", "no-color"],
         ["encode", "--out", "x.npz", "--tokens", "register"],
-        ["compare", "vit-ti16", "vit-s16", "--background", "no-colour"],
-        ["attn-entropy", "--background", "no-colour"],
+        ["compare", "vit-ti16", "vit-s16", "--background", "no-color"],
+        ["attn-entropy", "--background", "no-color"],
     ],
 )
 def test_other_bad_values_are_told_before_torch_is_loaded(arguments: list[str]) -> None:

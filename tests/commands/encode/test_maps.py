@@ -64,8 +64,8 @@ def test_sheets_hold_the_tokens_of_the_layer(photos: list[str], layer: int, inde
     features = FeatureCollector(layer, "2,7")
     analysis.encode(loaded, photos, around=features)
     sheets = features.sheets()
-    assert [len(sheet.colours) for sheet in sheets] == [5, 8]
-    assert [len(sheet.colours[0]) for sheet in sheets] == [11, 3]
+    assert [len(sheet.colors) for sheet in sheets] == [5, 8]
+    assert [len(sheet.colors[0]) for sheet in sheets] == [11, 3]
     kept: list[torch.Tensor] = []
     with tapped([(layer_points(loaded.encoder)[index][1], kept.append)]):
         for photo in photos:
@@ -81,14 +81,14 @@ def test_sheets_hold_the_tokens_of_the_layer(photos: list[str], layer: int, inde
     assert sheets[0].box == (0, 0, 88, 40)
 
 
-def test_the_figure_shows_the_colours_on_the_pixels_of_their_patches(photos: list[str]) -> None:
+def test_the_figure_shows_the_colors_on_the_pixels_of_their_patches(photos: list[str]) -> None:
     features = FeatureCollector(query="0,0")
     analysis.encode(model(), photos, around=features)
     sheets = features.sheets()
     axes = figure(sheets, features.pictures).axes
     drawn = axes[1].images[0].get_array()
     assert drawn.shape == (40, 90, 3)
-    assert np.allclose(drawn[8 * 3 + 4, 8 * 9 + 1], sheets[0].colours[3][9])
+    assert np.allclose(drawn[8 * 3 + 4, 8 * 9 + 1], sheets[0].colors[3][9])
     assert (drawn[:, 88:] == 1).all(), "pixels of no patch are white"
     assert axes[2].images[0].get_array()[1, 1] == pytest.approx(1.0)
 
@@ -109,7 +109,7 @@ def test_mistakes_are_told(arguments: list[str], words: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_colours_are_fitted_over_more_images_than_are_drawn(
+def test_colors_are_fitted_over_more_images_than_are_drawn(
     photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitcli.commands.encode.maps.MOST_SHEETS", 1)

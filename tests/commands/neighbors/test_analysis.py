@@ -14,7 +14,7 @@ from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
 from vitcli.commands.embed.listing import Listing
-from vitcli.commands.neighbors.analysis import neighbours, pictures
+from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -53,7 +53,7 @@ def test_as_brute_force_finds_them(place: Path) -> None:
     assert names[0] == "bad.png"
     reference = NearestNeighbors(n_neighbors=8, metric="cosine").fit(vectors[1:])
     distances, rows = reference.kneighbors(vectors[[7]])
-    result = neighbours(place / "out", names[7], count=7)
+    result = neighbors(place / "out", names[7], count=7)
     assert [n.path for n in result.neighbours] == [names[1 + row] for row in rows[0][1:]]
     np.testing.assert_allclose([n.cosine for n in result.neighbours], 1 - distances[0][1:])
     assert (result.searched, result.index) == (20, 7)
@@ -66,11 +66,11 @@ def test_as_brute_force_finds_them(place: Path) -> None:
 def test_another_file_is_encoded_by_the_same_model(place: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.png"
     copy.write_bytes((place / "in/d/03.png").read_bytes())
-    result = neighbours(place / "out", str(copy), count=2)
+    result = neighbors(place / "out", str(copy), count=2)
     assert result.neighbours[0].path == "d/03.png" and result.index is None
     assert result.neighbours[0].cosine == pytest.approx(1)
     assert result.searched == 21
-    by_path = neighbours(place / "out", str(place / "in/d/03.png"), count=2)
+    by_path = neighbors(place / "out", str(place / "in/d/03.png"), count=2)
     assert by_path.index == 4 and by_path.neighbours[0].path != "d/03.png"
 
 
@@ -79,7 +79,7 @@ def test_one_of_the_images_is_known_under_every_path_to_it(
 ) -> None:
     (tmp_path / "link").symlink_to(place)
     for path in (tmp_path / "link/in/d/03.png", place / "in/../in/d/03.png"):
-        assert neighbours(place / "out", str(path), count=1).index == 4
+        assert neighbors(place / "out", str(path), count=1).index == 4
     # Names as they were given, here two relative ones and an absolute one.
     monkeypatch.chdir(place)
     names = ("./in/d/01.png", "in/d/02.png", str(place / "in/d/03.png"))
@@ -87,13 +87,13 @@ def test_one_of_the_images_is_known_under_every_path_to_it(
     for number in (1, 2, 3):
         by_name = [f"in/d/{number:02d}.png", f"./in/d/{number:02d}.png"]
         for asked in (*by_name, str(place / by_name[0])):
-            found = neighbours(tmp_path / "v", asked)
+            found = neighbors(tmp_path / "v", asked)
             assert len(found.neighbours) == 2, asked
             assert found.cosine_mean < 1 - 1e-6
 
 
 def test_pictures_are_those_of_the_rows(place: Path) -> None:
-    result = neighbours(place / "out", "d/03.png", count=3)
+    result = neighbors(place / "out", "d/03.png", count=3)
     first, *rest = pictures(result)
     assert first.size == (15, 9)
     assert [p.size for p in rest] == [(n.width, n.height) for n in result.neighbours]
@@ -101,11 +101,11 @@ def test_pictures_are_those_of_the_rows(place: Path) -> None:
 
 def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     with pytest.raises(VitcliError, match=r"bad\.png: has no vector: unsupported"):
-        neighbours(place / "out", "bad.png")
+        neighbors(place / "out", "bad.png")
     with pytest.raises(VitcliError, match="No such file"):
-        neighbours(place / "out", "gone.png")
+        neighbors(place / "out", "gone.png")
     with pytest.raises(VitcliError, match="no vectors of"):
-        neighbours(tmp_path, "d/03.png")
+        neighbors(tmp_path, "d/03.png")
     copy, other = tmp_path / "out", tmp_path / "other.png"
     other.write_bytes((place / "in/d/03.png").read_bytes())
     copy.mkdir()
@@ -114,10 +114,10 @@ def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     manifest = copy / MANIFEST
     manifest.write_text(manifest.read_text().replace('"seed": 5', '"seed": 6'))
     with pytest.raises(VitcliError, match="other weights than those"):
-        neighbours(copy, str(other))
+        neighbors(copy, str(other))
     (copy / "part-00001.parquet").unlink()
     with pytest.raises(VitcliError, match=r"part-00001\.parquet is missing"):
-        neighbours(copy, "d/03.png")
+        neighbors(copy, "d/03.png")
 
 
 def test_a_request_comes_back_from_the_manifest(tmp_path: Path) -> None:

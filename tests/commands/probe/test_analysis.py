@@ -18,7 +18,7 @@ from vitcli.cli import app
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.listing import Listing
-from vitcli.commands.probe.analysis import Labelled, probe, wilson
+from vitcli.commands.probe.analysis import Labeled, probe, wilson
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -31,8 +31,8 @@ SMALL = [f"--set={setting}" for setting in SETTINGS] + ["--image-size=16"]
 REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 16))
 
 
-def labelled(vectors: np.ndarray, labels: list[str], is_test: np.ndarray | None = None) -> Labelled:
-    return Labelled("m", "w", vectors, np.array(labels, object), is_test)
+def labeled(vectors: np.ndarray, labels: list[str], is_test: np.ndarray | None = None) -> Labeled:
+    return Labeled("m", "w", vectors, np.array(labels, object), is_test)
 
 
 def test_wilson_is_its_closed_form() -> None:
@@ -46,44 +46,44 @@ def test_wilson_is_its_closed_form() -> None:
 def test_classes_that_are_apart_are_all_told_and_noise_is_not() -> None:
     rng = np.random.default_rng(0)
     labels = [name for name in "abc" for _ in range(30)]
-    centres = np.repeat(np.eye(3, 8) * 20, 30, axis=0)
-    apart = probe(Path("x"), labelled(centres + rng.normal(size=(90, 8)), labels), k=5)
+    centers = np.repeat(np.eye(3, 8) * 20, 30, axis=0)
+    apart = probe(Path("x"), labeled(centers + rng.normal(size=(90, 8)), labels), k=5)
     assert [score.accuracy for score in apart.scores] == [1.0, 1.0]
     assert apart.protocol == "5-fold cross-validation"
     assert apart.largest_share == pytest.approx(1 / 3)
-    noise = probe(Path("x"), labelled(rng.normal(size=(90, 8)), labels), k=5)
+    noise = probe(Path("x"), labeled(rng.normal(size=(90, 8)), labels), k=5)
     for score in noise.scores:
         assert score.tested == 90 and score.low < 1 / 3 < score.high
 
 
-def test_neighbours_are_counted_by_direction_not_length() -> None:
+def test_neighbors_are_counted_by_direction_not_length() -> None:
     angles = np.array([0.0, 0.1, 0.2, 1.3, 1.4, 1.5])
     lengths = np.array([1.0, 100, 5, 1, 100, 5])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1) * lengths[:, None]
-    result = probe(Path("x"), labelled(vectors, list("aaabbb")), k=1, folds=3)
+    result = probe(Path("x"), labeled(vectors, list("aaabbb")), k=1, folds=3)
     assert result.scores[0].correct == 6
 
 
-def test_no_more_neighbours_are_claimed_than_there_were() -> None:
+def test_no_more_neighbors_are_claimed_than_there_were() -> None:
     vectors = np.random.default_rng(0).normal(size=(8, 4))
-    result = probe(Path("x"), labelled(vectors, ["a", "b"] * 4), k=20)
+    result = probe(Path("x"), labeled(vectors, ["a", "b"] * 4), k=20)
     assert result.protocol == "4-fold cross-validation"  # that leaves six to learn from
-    assert [score.method for score in result.scores] == ["6 nearest neighbours", "linear probe"]
+    assert [score.method for score in result.scores] == ["6 nearest neighbors", "linear probe"]
 
 
 def test_a_given_split_is_kept() -> None:
     vectors = np.array([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0], [0, 1], [1, 0]])
     is_test = np.array([False] * 4 + [True] * 3)
-    # The last one's class was never learnt from, the one before is mislabelled on purpose.
-    result = probe(Path("x"), labelled(vectors, ["a", "a", "b", "b", "a", "a", "z"], is_test), k=1)
-    assert result.protocol == "learnt from 4 images, tested on 2 others"
+    # The last one's class was never learned from, the one before is mislabeled on purpose.
+    result = probe(Path("x"), labeled(vectors, ["a", "a", "b", "b", "a", "a", "z"], is_test), k=1)
+    assert result.protocol == "learned from 4 images, tested on 2 others"
     assert [(s.correct, s.tested) for s in result.scores] == [(1, 2), (1, 2)]
     assert result.unlabelled == 1
 
 
 def test_too_few_to_say() -> None:
     with pytest.raises(VitcliError, match="1 classes of at least two images"):
-        probe(Path("x"), labelled(np.eye(4), ["a", "a", "b", "c"]))
+        probe(Path("x"), labeled(np.eye(4), ["a", "a", "b", "c"]))
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -109,7 +109,7 @@ def test_files_of_fashion_mnist(tmp_path: Path) -> None:
         write_idx(folder / f"{half}-labels-idx1-ubyte.gz", labels)
     said = answer(folder, *SMALL, "--limit", "30", "--k", "3")
     assert said["classes"] == ["T-shirt/top", "Trouser"]
-    assert said["protocol"] == "learnt from 30 images, tested on 20 others"
+    assert said["protocol"] == "learned from 30 images, tested on 20 others"
     assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]  # type: ignore[attr-defined]
 
 
@@ -124,7 +124,7 @@ def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "in/val/dark/bad.png").write_bytes(b"")
     said = answer(tmp_path / "in", *SMALL, "--k", "3", "--workers", "1", "--out", tmp_path / "out")
-    assert said["protocol"] == "learnt from 12 images, tested on 6 others"
+    assert said["protocol"] == "learned from 12 images, tested on 6 others"
     assert [s["correct"] for s in said["scores"]] == [6, 6]  # type: ignore[attr-defined]
     assert said["failed"] == 1
     again = answer(tmp_path / "out", "--k", "3")

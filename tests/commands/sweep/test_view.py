@@ -129,7 +129,7 @@ def test_no_legend_covers_the_data_and_no_label_another(report: SweepReport) -> 
         assert all(a.x1 < b.x0 for a, b in itertools.pairwise(spans))
 
 
-def test_a_crowded_heatmap_shows_colours_alone() -> None:
+def test_a_crowded_heatmap_shows_colors_alone() -> None:
     small, large = (figure(made(a=list(range(n)), b=list(range(n)))).axes[0] for n in (4, 12))
     assert len(small.texts) == 16
     assert len(large.texts) == 0

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.commands.train.data import cut_box, mix, mix_batch, soft_targets, swap_neighbours
+from vitcli.commands.train.data import cut_box, mix, mix_batch, soft_targets, swap_neighbors
 from vitcli.config.training import TrainConfig
 
 
-def test_neighbours_swap_within_pairs_however_the_batch_is_split() -> None:
+def test_neighbors_swap_within_pairs_however_the_batch_is_split() -> None:
     x = torch.arange(8)
-    assert swap_neighbours(x).tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
-    assert torch.cat([swap_neighbours(part) for part in x.chunk(2)]).equal(swap_neighbours(x))
+    assert swap_neighbors(x).tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert torch.cat([swap_neighbors(part) for part in x.chunk(2)]).equal(swap_neighbors(x))
 
 
 def test_smoothed_targets_equal_torchs_label_smoothing() -> None:

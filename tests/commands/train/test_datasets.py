@@ -25,7 +25,7 @@ SMALL = PreprocessConfig(resize_size=(16, 16))
 
 
 def folder(path: Path, per_class: int = 12, names: tuple[str, ...] = ("blue", "red")) -> Path:
-    """Noisy pictures of one colour for each class, 20x16 pixels."""
+    """Noisy pictures of one color for each class, 20x16 pixels."""
     random = np.random.default_rng(0)
     for channel, name in enumerate(names):
         (path / name).mkdir(parents=True)
@@ -37,7 +37,7 @@ def folder(path: Path, per_class: int = 12, names: tuple[str, ...] = ("blue", "r
 
 
 def idx_folder(path: Path, train_size: int = 40, test_size: int = 20) -> Path:
-    """The four files of MNIST: label k is an image of grey 20 k."""
+    """The four files of MNIST: label k is an image of gray 20 k."""
     path.mkdir(parents=True, exist_ok=True)
     for part, size in (("train", train_size), ("t10k", test_size)):
         labels = np.arange(size, dtype=np.uint8) % 10
@@ -154,7 +154,7 @@ def test_broken_files_are_told(tmp_path: Path) -> None:
         find_sets(tmp_path / "empty", PLAIN, 0)
 
 
-def test_two_colours_are_learned_and_every_class_is_reported(tmp_path: Path) -> None:
+def test_two_colors_are_learned_and_every_class_is_reported(tmp_path: Path) -> None:
     result = run(
         folder(tmp_path, per_class=60), train__epochs=4, train__lr=3e-3, data__val_fraction=0.3
     ).result

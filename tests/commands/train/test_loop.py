@@ -52,10 +52,10 @@ def test_one_step_is_adamw_on_the_mean_cross_entropy() -> None:
     ours = trainer(train__lr=0.01, train__weight_decay=0.0)
     plain = build_encoder(train.shapes_config(request()).encoder, 0)
     batch = next(ours._batches())
-    optimiser = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
     loss = torch.nn.functional.cross_entropy(plain.train()(batch[0]).output, batch[1])
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     finite, entry = ours._update(batch)
     assert finite and entry["loss"] == pytest.approx(loss.item(), rel=1e-6)
     squares = sum(p.grad.square().sum().item() for p in plain.parameters() if p.grad is not None)
@@ -234,5 +234,5 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(VitcliError, match="do not fill a batch"):
         run(data__train_size=4)
-    with pytest.raises(VitcliError, match="pair neighbours"):
+    with pytest.raises(VitcliError, match="pair neighbors"):
         run(train__mixup=0.2, train__accumulate=8)

@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_config
 from vitcli.build import build_encoder
-from vitcli.commands.train.optimizer import make_optimiser, undecayed_names
+from vitcli.commands.train.optimizer import make_optimizer, undecayed_names
 from vitcli.config.training import TrainConfig
 
 
@@ -33,9 +33,9 @@ def test_only_matrices_are_decayed() -> None:
     } <= decayed
 
 
-def test_the_optimiser_has_every_trainable_parameter_once() -> None:
+def test_the_optimizer_has_every_trainable_parameter_once() -> None:
     encoder = build_encoder(tiny_config(head="linear", head_dim=4, position="sincos2d"))
-    groups = make_optimiser(encoder, TrainConfig(weight_decay=0.3)).param_groups
+    groups = make_optimizer(encoder, TrainConfig(weight_decay=0.3)).param_groups
     held = [id(p) for group in groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in encoder.parameters() if p.requires_grad)
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0]
@@ -44,10 +44,10 @@ def test_the_optimiser_has_every_trainable_parameter_once() -> None:
 def test_decay_alone_shrinks_matrices_by_one_minus_lr_times_decay() -> None:
     encoder = build_encoder(tiny_config(head="linear", head_dim=4))
     before = {name: p.detach().clone() for name, p in encoder.named_parameters()}
-    optimiser = make_optimiser(encoder, TrainConfig(lr=0.1, weight_decay=0.5))
+    optimizer = make_optimizer(encoder, TrainConfig(lr=0.1, weight_decay=0.5))
     for p in encoder.parameters():
         p.grad = torch.zeros_like(p)
-    optimiser.step()
+    optimizer.step()
     without = undecayed_names(encoder)
     for name, p in encoder.named_parameters():
         factor = 1.0 if name in without else 0.95

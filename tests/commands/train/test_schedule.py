@@ -28,12 +28,12 @@ def test_warmup_rises_linearly_to_the_peak_and_the_cosine_falls_to_the_end() -> 
 
 
 def test_cosine_equals_torchs_own() -> None:
-    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=50, eta_min=0.01)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.01)
     for step in range(50):
         ours = learning_rate(step, 50, 0.3, end=0.01)
         assert ours == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
-        optimiser.step()
+        optimizer.step()
         theirs.step()
 
 

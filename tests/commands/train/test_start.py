@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.commands.train.runs import request, run
-from tests.conftest import randomise, tiny_config
+from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.start import start_encoder, with_classifier
@@ -22,7 +22,7 @@ from vitcli.nn.positions import LearnedPosition
 
 def source_for(**changes: object):  # type: ignore[no-untyped-def]
     encoder = build_encoder(tiny_config(head="linear", head_dim=7, **changes))
-    randomise(encoder)
+    randomize(encoder)
     return encoder
 
 

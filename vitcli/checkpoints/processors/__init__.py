@@ -1,6 +1,6 @@
 """Preprocessing that comes with weights: other libraries' settings as a PreprocessConfig.
 
-Tables say what a library assumes where its file is silent. A setting that cannot be honoured is
+Tables say what a library assumes where its file is silent. A setting that cannot be honored is
 an error naming the file and the key; nothing is ignored but what cannot change a pixel.
 """
 

@@ -32,13 +32,13 @@ def _assumes(size: Settings, resample: int, statistics: Settings, **more: Any) -
     return {"size": size, "resample": resample, **statistics, **more}
 
 
-_CENTRE_224 = {"do_center_crop": True, "crop_size": _square(224)}
+_CENTER_224 = {"do_center_crop": True, "crop_size": _square(224)}
 _SHORTEST = {"default_to_square": False}  # what a bare number means as `size`
 _PROCESSORS: Mapping[str, Settings] = {
     "ViTImageProcessor": _assumes(_square(224), 2, HALF),
-    "DeiTImageProcessor": _assumes(_square(256), 3, HALF, **_CENTRE_224),
-    "CLIPImageProcessor": _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTRE_224, **_SHORTEST),
-    "BitImageProcessor": _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTRE_224, **_SHORTEST),
+    "DeiTImageProcessor": _assumes(_square(256), 3, HALF, **_CENTER_224),
+    "CLIPImageProcessor": _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST),
+    "BitImageProcessor": _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST),
     "SiglipImageProcessor": _assumes(_square(224), 3, HALF, **_SHORTEST),
     "DINOv3ViTImageProcessor": _assumes(_square(224), 2, IMAGENET),
     "GotOcr2ImageProcessor": _assumes(_square(384), 3, CLIP),
@@ -104,7 +104,7 @@ def from_transformers(
     are, is read by the class that `model_type` (of config.json) stands for. Crops as the Pillow
     processors do: floor of half the margin.
 
-    Raises VitcliError for an unknown class and for settings that cannot be honoured.
+    Raises VitcliError for an unknown class and for settings that cannot be honored.
     """
     if isinstance(settings.get("image_processor"), Mapping):  # processor_config.json
         settings = settings["image_processor"]

@@ -24,7 +24,7 @@ from vitcli.commands.attention.result import (
     SeenImage,
 )
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance, Colour, Prepared, image_batches, stacked
+from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
 from vitcli.model import LoadedModel
 from vitcli.results import FailedImage
 
@@ -99,7 +99,7 @@ def attn_entropy(
     query: str = "all",
     layers: str | None = None,
     outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
-    background: Colour = (255, 255, 255),
+    background: Color = (255, 255, 255),
     watch: Watch = unwatched,
     advance: Advance = lambda done, total: None,
 ) -> AttentionResult:
@@ -152,11 +152,11 @@ def _encoder(
     # Each image by its own number of tokens, so that sizes may differ within a call.
     logs = torch.tensor([math.log(image.tokens) for image in images], dtype=torch.float64)
     heads = torch.cat([part.heads for part in samples], dim=1)  # (L, b, H, F)
-    normalised = heads[..., FIELDS.index("entropy")] / logs[:, None]  # (L, b, H)
+    normalized = heads[..., FIELDS.index("entropy")] / logs[:, None]  # (L, b, H)
     layers = []
     for block in range(len(heads)):
         norms = torch.cat([part.patch_norms[block].flatten() for part in samples])
-        layers.append(_layer(block + 1, heads[block], normalised[block], norms, cut))
+        layers.append(_layer(block + 1, heads[block], normalized[block], norms, cut))
     return EncoderAttention(
         name=model.name,
         weights=model.weights,
@@ -174,9 +174,9 @@ def _encoder(
 
 
 def _layer(
-    block: int, samples: Tensor, normalised: Tensor, norms: Tensor, cut: OutlierCut
+    block: int, samples: Tensor, normalized: Tensor, norms: Tensor, cut: OutlierCut
 ) -> LayerAttention:
-    """(b, H, F) samples, (b, H) normalised entropies and all patch norms of one block."""
+    """(b, H, F) samples, (b, H) normalized entropies and all patch norms of one block."""
     mean = _Means(samples.mean((0, 1)))
     by_head = samples.mean(0)  # (H, F)
     median = float(norms.median())
@@ -184,9 +184,9 @@ def _layer(
     return LayerAttention(
         layer=block,
         entropy=mean["entropy"],
-        entropy_normalised=float(normalised.mean()),
-        head_spread=_deviation(normalised.mean(0)),
-        image_spread=_deviation(normalised.mean(1)),
+        entropy_normalised=float(normalized.mean()),
+        head_spread=_deviation(normalized.mean(0)),
+        image_spread=_deviation(normalized.mean(1)),
         entropy_cls=mean.optional("entropy_cls"),
         entropy_patches=mean["entropy_patches"],
         entropy_registers=mean.optional("entropy_registers"),
@@ -197,17 +197,17 @@ def _layer(
         outlier_cut=limit,
         outlier_share=float((norms > limit).double().mean()),
         heads=tuple(
-            _head(head, _Means(values), float(normalised[:, head].mean()))
+            _head(head, _Means(values), float(normalized[:, head].mean()))
             for head, values in enumerate(by_head)
         ),
     )
 
 
-def _head(head: int, mean: _Means, normalised: float) -> HeadAttention:
+def _head(head: int, mean: _Means, normalized: float) -> HeadAttention:
     return HeadAttention(
         head=head,
         entropy=mean["entropy"],
-        entropy_normalised=normalised,
+        entropy_normalised=normalized,
         entropy_cls=mean.optional("entropy_cls"),
         entropy_patches=mean["entropy_patches"],
         entropy_registers=mean.optional("entropy_registers"),

@@ -85,7 +85,7 @@ def attn_entropy(
     """
     from vitcli.ui.console import note, progress, status, warn
     from vitcli.ui.figures import check_figure_file
-    from vitcli.ui.options import parse_colour
+    from vitcli.ui.options import parse_color
 
     check_figure_file(plot)
     check_figure_file(overlay)
@@ -100,7 +100,7 @@ def attn_entropy(
     for request in requests:
         if request.weights is None:
             request.fresh_config()  # a bad config is told before torch is loaded
-    colour = parse_colour(background)
+    color = parse_color(background)
 
     with status("loading torch"):
         from vitcli.commands.attention import analysis
@@ -124,7 +124,7 @@ def attn_entropy(
             query=query,
             layers=layers,
             outlier_cut=cut,
-            background=colour,
+            background=color,
             watch=maps if overlay else analysis.unwatched,
             advance=advance,
         )

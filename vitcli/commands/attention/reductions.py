@@ -52,10 +52,10 @@ def row_entropy(rows: Tensor) -> Tensor:
 
 
 def patch_distances(grid: Grid, patch_size: int) -> Tensor:
-    """Pixels between the centres of any two patches, (N, N) in float64."""
+    """Pixels between the centers of any two patches, (N, N) in float64."""
     axes = (torch.arange(n, dtype=torch.float64) * patch_size for n in grid)
-    centres = torch.cartesian_prod(*axes)  # (N, 2)
-    return (centres[:, None] - centres[None]).square_().sum(-1).sqrt_()
+    centers = torch.cartesian_prod(*axes)  # (N, 2)
+    return (centers[:, None] - centers[None]).square_().sum(-1).sqrt_()
 
 
 def token_groups(encoder: VisionEncoder) -> dict[str, slice]:

@@ -42,9 +42,9 @@ class LayerAttention:
     entropy: float
     entropy_normalised: float
     head_spread: float | None
-    """Standard deviation of the normalised entropy over heads; None with a single head."""
+    """Standard deviation of the normalized entropy over heads; None with a single head."""
     image_spread: float | None
-    """Standard deviation of the normalised entropy over images; None with a single image."""
+    """Standard deviation of the normalized entropy over images; None with a single image."""
     entropy_cls: float | None
     entropy_patches: float
     entropy_registers: float | None

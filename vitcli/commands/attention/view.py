@@ -185,13 +185,13 @@ def _label(model: EncoderAttention) -> str:
 MOST_COLUMNS = 8
 """Panels side by side in a sheet."""
 DIMMED = 400
-"""White of the grey picture under a map, so that 255 is not too bright to see the map on."""
+"""White of the gray picture under a map, so that 255 is not too bright to see the map on."""
 
 
 def overlay_figure(sheets: Sequence[MapSheet], pictures: Sequence[Any]) -> Any:
     """A sheet for each image and block: the picture, then each panel's map on its pixels.
 
-    `pictures` are the Pillow images that `MapSheet.image` counts. The colour scale of a panel runs
+    `pictures` are the Pillow images that `MapSheet.image` counts. The color scale of a panel runs
     from 0 to its own largest value.
     """
     from matplotlib.figure import Figure

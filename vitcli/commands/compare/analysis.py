@@ -18,11 +18,11 @@ from vitcli.commands.compare.similarity import (
     MIN_EXAMPLES,
     LayerDifference,
     MinibatchCka,
-    centred_gram,
+    centered_gram,
 )
 from vitcli.commands.encode.analysis import model_info
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance, Colour, Prepared, image_batches, stacked
+from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
 from vitcli.model import LoadedModel
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
@@ -54,7 +54,7 @@ def compare(
     *,
     examples: str = "auto",
     tolerance: float | None = None,
-    background: Colour = (255, 255, 255),
+    background: Color = (255, 255, 255),
     advance: Advance = lambda done, total: None,
 ) -> CompareResult:
     """Compare A and B on images, each with its own preprocessing.
@@ -108,7 +108,7 @@ def _pairs(
     a: LoadedModel,
     b: LoadedModel,
     paths: Sequence[str],
-    background: Colour,
+    background: Color,
     failed: list[FailedImage],
 ) -> Iterator[Pair]:
     """Each image prepared for both, where both can read it."""
@@ -211,7 +211,7 @@ class _Together:
         def observe(tokens: Tensor) -> None:
             name = next(names)
             features = tokens[:, prefix:].flatten(0, 1) if self.by_patch else tokens
-            grams.append(centred_gram(features.cpu()))
+            grams.append(centered_gram(features.cpu()))
             self._keep(name, tokens, kept, compare)
 
         with tapped((module, observe) for _, module in points):

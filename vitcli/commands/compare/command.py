@@ -74,7 +74,7 @@ def compare(
     """
     from vitcli.ui.console import note, progress, status, warn
     from vitcli.ui.figures import check_figure_file
-    from vitcli.ui.options import parse_colour
+    from vitcli.ui.options import parse_color
 
     check_figure_file(plot)
     if examples not in ("auto", "images", "patches"):
@@ -83,7 +83,7 @@ def compare(
     for request in requests:
         if request.weights is None:
             request.fresh_config()  # a bad config is told before torch is loaded
-    colour = parse_colour(background)
+    color = parse_color(background)
 
     with status("loading torch and the encoders"):
         from vitcli.commands.compare.analysis import compare as analysis
@@ -100,7 +100,7 @@ def compare(
             images or [],
             examples=examples,
             tolerance=tolerance,
-            background=colour,
+            background=color,
             advance=advance,
         )
     if any(one.fresh for one in loaded):

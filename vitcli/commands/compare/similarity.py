@@ -15,8 +15,8 @@ MIN_EXAMPLES = 4
 """The unbiased estimator divides by n - 3."""
 
 
-def centred_gram(features: Tensor) -> Tensor:
-    """(n, D) -> the U-centred Gram matrix (n, n) in float64, its diagonal zero.
+def centered_gram(features: Tensor) -> Tensor:
+    """(n, D) -> the U-centered Gram matrix (n, n) in float64, its diagonal zero.
 
     Song et al. 2012 give the unbiased estimator of HSIC; Szekely and Rizzo 2014, section 3, write
     it as the inner product of such matrices divided by n (n - 3).
@@ -26,8 +26,8 @@ def centred_gram(features: Tensor) -> Tensor:
     x = x - x.mean(0)  # changes nothing but rounding
     gram = (x @ x.T).fill_diagonal_(0.0)
     rows = gram.sum(1) / (n - 2)
-    centred = gram - rows[:, None] - rows[None] + rows.sum() / (n - 1)
-    return centred.fill_diagonal_(0.0)
+    centered = gram - rows[:, None] - rows[None] + rows.sum() / (n - 1)
+    return centered.fill_diagonal_(0.0)
 
 
 class MinibatchCka:
@@ -44,7 +44,7 @@ class MinibatchCka:
         self.minibatches = 0
 
     def add(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-        """`centred_gram` of each layer of both stacks, over the same n examples."""
+        """`centered_gram` of each layer of both stacks, over the same n examples."""
         n = len(a[0])
         assert n >= MIN_EXAMPLES, n
         first, second = (torch.stack(list(grams)).flatten(1) for grams in (a, b))  # (L, n * n)

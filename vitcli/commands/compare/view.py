@@ -103,7 +103,7 @@ def figure(result: CompareResult) -> Any:
         gaps = panels[1]
         sizes = np.array([row.relative for row in rows])
         gaps.semilogy(range(len(rows)), np.where(sizes > 0, sizes, np.nan), marker="o", ms=3)
-        gaps.axhline(result.tolerance, color="grey", linestyle="--", label="rounding")
+        gaps.axhline(result.tolerance, color="gray", linestyle="--", label="rounding")
         if not sizes.any():
             gaps.text(0.5, 0.6, "equal bit for bit", ha="center", transform=gaps.transAxes)
         short = [row.layer.removeprefix("block ") for row in rows]

@@ -1,4 +1,4 @@
-"""What `encode` on many images, `neighbours` and `probe` answer."""
+"""What `encode` on many images, `neighbors` and `probe` answer."""
 
 from __future__ import annotations
 

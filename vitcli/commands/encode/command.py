@@ -62,7 +62,7 @@ def encode(
         typer.Option(
             "--map",
             metavar="FILE",
-            help="Draw patch features as colours: their first three principal components over all "
+            help="Draw patch features as colors: their first three principal components over all "
             "images.",
         ),
     ] = None,
@@ -127,12 +127,12 @@ def encode(
         return answer_text(config_yaml(request.fresh_config()))
     if request.weights is None:  # a bad config is told before torch is loaded
         check_tokens(request.fresh_config(), [] if many else kinds)
-    from vitcli.ui.options import parse_colour
+    from vitcli.ui.options import parse_color
 
-    colour = parse_colour(background)
+    color = parse_color(background)
     if many and not print_config:
         assert out is not None
-        return run_job(request, images or [], out, job, tokens=tokens, background=colour, json=json)
+        return run_job(request, images or [], out, job, tokens=tokens, background=color, json=json)
 
     with status("loading torch and the encoder"):
         from vitcli.commands.encode import analysis
@@ -155,7 +155,7 @@ def encode(
             loaded,
             images or [],
             kinds,
-            colour,
+            color,
             advance,
             features if map_file else analysis.nothing_around,
         )

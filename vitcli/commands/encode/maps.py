@@ -20,13 +20,13 @@ from vitcli.nn.hooks import layer_points, tapped
 
 COMPONENTS = 3
 DEVIATIONS = 2.5
-"""Standard deviations of a component from the middle of its colour to the end."""
+"""Standard deviations of a component from the middle of its color to the end."""
 
 
-class PrincipalColours:
-    """Colours of patch tokens by the principal components of all patches of all images of a call.
+class PrincipalColors:
+    """Colors of patch tokens by the principal components of all patches of all images of a call.
 
-    So colours mean the same in every picture of the call. Components come largest variance first;
+    So colors mean the same in every picture of the call. Components come largest variance first;
     the sign of each makes its entry of largest absolute value positive; its mean is 0.5 and
     `DEVIATIONS` standard deviations reach 0 and 1. A component without variance stays at 0.5.
     Only moments are kept, so memory does not grow with the number of images.
@@ -60,8 +60,8 @@ class PrincipalColours:
         missing = COMPONENTS - axes.shape[1]
         return mean, F.pad(axes, (0, missing)), F.pad(variances.sqrt(), (0, missing), value=1.0)
 
-    def colours(self, images: Sequence[Tensor]) -> list[Tensor]:
-        """Patch tokens (rows, columns, D) of each image -> colours (rows, columns, 3) in [0, 1]."""
+    def colors(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Patch tokens (rows, columns, D) of each image -> colors (rows, columns, 3) in [0, 1]."""
         mean, axes, deviations = self.axes()
         scale = axes / (2 * DEVIATIONS * deviations)
         return [(0.5 + (image.double().cpu() - mean) @ scale).clamp(0, 1) for image in images]
@@ -87,7 +87,7 @@ def layer_index(layer: int, names: Sequence[str]) -> int:
 
 
 MOST_SHEETS = 24
-"""Images drawn in one figure; the colours are fitted over all."""
+"""Images drawn in one figure; the colors are fitted over all."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class FeatureCollector:
     """The Pillow images that `FeatureSheet.image` counts, at most MOST_SHEETS."""
     left_out: int = 0
     """Images in the fit that are not drawn."""
-    _fit: PrincipalColours = field(default_factory=PrincipalColours)
+    _fit: PrincipalColors = field(default_factory=PrincipalColors)
     _tokens: list[Tensor] = field(default_factory=list)
     _boxes: list[Box] = field(default_factory=list)
     _titles: list[str] = field(default_factory=list)
@@ -132,9 +132,9 @@ class FeatureCollector:
             self._titles.append(f"{PurePath(item.path).name}, {model.name}, {name}")
 
     def sheets(self) -> list[FeatureSheet]:
-        """One for each of the first images, colours fitted over all."""
-        colours = self._fit.colours(self._tokens)
-        cosines: list[Tensor | None] = [None] * len(colours)
+        """One for each of the first images, colors fitted over all."""
+        colors = self._fit.colors(self._tokens)
+        cosines: list[Tensor | None] = [None] * len(colors)
         query_box = None
         if self.query is not None:
             rows, columns = self._tokens[0].shape[:2]
@@ -146,9 +146,7 @@ class FeatureCollector:
                 image=image,
                 title=title,
                 box=box,
-                colours=tuple(
-                    tuple((r, g, b) for r, g, b in row) for row in colours[image].tolist()
-                ),
+                colors=tuple(tuple((r, g, b) for r, g, b in row) for row in colors[image].tolist()),
                 cosines=None if likeness is None else tuple(map(tuple, likeness.tolist())),
                 query_box=query_box if image == 0 else None,
             )

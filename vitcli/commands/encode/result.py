@@ -26,7 +26,7 @@ class EncodedImage:
     width: int
     height: int
     preparation: str
-    """How the image was resized, cropped and normalised."""
+    """How the image was resized, cropped and normalized."""
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     layers: tuple[LayerNorms, ...]

@@ -105,7 +105,7 @@ def figure(result: EncodeResult) -> Any:
 
 
 def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
-    """A row an image: the picture, its principal components as colours, the cosines if any."""
+    """A row an image: the picture, its principal components as colors, the cosines if any."""
     from matplotlib.figure import Figure
 
     heights = [pictures[s.image].height / pictures[s.image].width * 3.2 + 0.45 for s in sheets]
@@ -126,8 +126,8 @@ def _draw(sheet: FeatureSheet, axes: Sequence[Any], picture: Any) -> None:
     axes[0].imshow(shown)
     outline(axes[0], box)
     bare(axes[0], f"{sheet.title}\nmap covers {covered(sheet.box, picture.height, picture.width)}")
-    colours = lay(sheet.colours, box, *size)
-    axes[1].imshow(np.where(np.isnan(colours), 1.0, colours))
+    colors = lay(sheet.colors, box, *size)
+    axes[1].imshow(np.where(np.isnan(colors), 1.0, colors))
     bare(axes[1], "first three principal components")
     if sheet.cosines is not None:
         image = axes[2].imshow(lay(sheet.cosines, box, *size), vmin=-1, vmax=1, cmap="RdBu_r")

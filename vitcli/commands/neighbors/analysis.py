@@ -15,7 +15,7 @@ from vitcli.commands.embed.job import INPUTS, iterate_parts, load_manifest, load
 from vitcli.commands.embed.parts import OK
 from vitcli.commands.embed.shards import Entry
 from vitcli.commands.encode.analysis import select_tokens
-from vitcli.commands.neighbors.result import Neighbour, NeighboursResult
+from vitcli.commands.neighbors.result import Neighbor, NeighborsResult
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
@@ -23,7 +23,7 @@ from vitcli.images.preprocess import preprocess
 from vitcli.model import LoadedModel
 
 
-def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") -> NeighboursResult:
+def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -> NeighborsResult:
     """The `count` images of `folder` nearest to `image`, in one pass over the parts.
 
     `image` is one of those encoded, by its path or, where no such file is, by its name in the
@@ -39,7 +39,7 @@ def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") 
     if vector is None:
         vector = _encoded(load_saved(folder, device), image, manifest["settings"])
     query = _unit(vector[None])[0]
-    nearest: list[tuple[float, int, Neighbour]] = []
+    nearest: list[tuple[float, int, Neighbor]] = []
     seen, total, squares = 0, 0.0, 0.0
     for part in iterate_parts(folder):
         good = part.good
@@ -50,7 +50,7 @@ def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") 
                 continue
             seen, total, squares = seen + 1, total + cosine, squares + cosine**2
             width, height = part.width[place] or 0, part.height[place] or 0
-            found = Neighbour(index, part.names[place], cosine, width, height)
+            found = Neighbor(index, part.names[place], cosine, width, height)
             item = (cosine, -index, found)
             if len(nearest) < count:
                 heapq.heappush(nearest, item)
@@ -59,7 +59,7 @@ def neighbours(folder: Path, image: str, count: int = 10, device: str = "auto") 
     if not seen:
         raise VitcliError(f"{printable(folder)}: no vectors to compare with", exit_code=1)
     mean = total / seen
-    return NeighboursResult(
+    return NeighborsResult(
         image=image,
         folder=str(folder),
         model=manifest["settings"]["model"],
@@ -111,8 +111,8 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return rows / np.where(length == 0, 1, length)
 
 
-def pictures(result: NeighboursResult) -> list[Any]:
-    """The Pillow images of the image and its neighbours, None where they are gone."""
+def pictures(result: NeighborsResult) -> list[Any]:
+    """The Pillow images of the image and its neighbors, None where they are gone."""
     rows = [result.index, *(found.index for found in result.neighbours)]
     wanted = dict.fromkeys(rows, Entry(result.image, result.image))
     with (Path(result.folder) / INPUTS).open("rb") as file:

@@ -1,4 +1,4 @@
-"""vitcli neighbours"""
+"""vitcli neighbors"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitcli.ui.figures import draw, show
 from vitcli.ui.options import JsonOption, PlotOption
 
 
-def neighbours(
+def neighbors(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli encode --out DIR` wrote.")
     ],
@@ -29,8 +29,8 @@ def neighbours(
 
     \b
     Examples:
-      vitcli neighbours vectors/ cats/001.jpg
-      vitcli neighbours vectors/ another.jpg --plot nearest.png
+      vitcli neighbors vectors/ cats/001.jpg
+      vitcli neighbors vectors/ another.jpg --plot nearest.png
     """
     from vitcli.ui.console import status
     from vitcli.ui.figures import check_figure_file
@@ -39,7 +39,7 @@ def neighbours(
     with status("comparing"):
         from vitcli.commands.neighbors import analysis
 
-        result = analysis.neighbours(folder, image, count, device)
+        result = analysis.neighbors(folder, image, count, device)
     if plot:
         from vitcli.commands.neighbors.view import figure
 

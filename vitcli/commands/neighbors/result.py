@@ -1,4 +1,4 @@
-"""What `vitcli neighbours` answers."""
+"""What `vitcli neighbors` answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbor:
     """An image near the one asked about."""
 
     index: int
@@ -18,18 +18,18 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class NeighboursResult:
-    """The answer of `vitcli neighbours DIR IMAGE`, nearest first."""
+class NeighborsResult:
+    """The answer of `vitcli neighbors DIR IMAGE`, nearest first."""
 
     image: str
     folder: str
     model: str
     weights: str
     index: int | None
-    """Its own row where it is one of those encoded; it is then no neighbour of itself."""
+    """Its own row where it is one of those encoded; it is then no neighbor of itself."""
     searched: int
     """Vectors compared with."""
     cosine_mean: float
     """Over all of them: what a cosine means depends on how alike everything is."""
     cosine_std: float
-    neighbours: tuple[Neighbour, ...]
+    neighbours: tuple[Neighbor, ...]

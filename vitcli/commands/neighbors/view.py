@@ -1,4 +1,4 @@
-"""`vitcli neighbours` as a table and a sheet of pictures."""
+"""`vitcli neighbors` as a table and a sheet of pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from vitcli.commands.neighbors.result import NeighboursResult
+from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
 from vitcli.ui.console import table
 from vitcli.ui.patches import bare, shrunk
@@ -15,7 +15,7 @@ from vitcli.ui.patches import bare, shrunk
 _COLUMNS = 6
 
 
-def tables(result: NeighboursResult) -> Iterator[Any]:
+def tables(result: NeighborsResult) -> Iterator[Any]:
     yield (
         f"nearest to [bold]{escape(printable(result.image))}[/] of {result.searched:,} vectors of "
         f"{escape(result.model)}, weights: {escape(result.weights)}"
@@ -36,14 +36,14 @@ def tables(result: NeighboursResult) -> Iterator[Any]:
     yield f"cosine to all: mean {result.cosine_mean:.4f}, std {result.cosine_std:.4f}"
 
 
-def _above(result: NeighboursResult, cosine: float) -> str:
+def _above(result: NeighborsResult, cosine: float) -> str:
     if result.cosine_std == 0:
         return ""
     return f"{(cosine - result.cosine_mean) / result.cosine_std:+.1f}"
 
 
-def figure(result: NeighboursResult, pictures: Sequence[Any]) -> Any:
-    """The image, framed, then its neighbours with their cosines."""
+def figure(result: NeighborsResult, pictures: Sequence[Any]) -> Any:
+    """The image, framed, then its neighbors with their cosines."""
     from matplotlib.figure import Figure
 
     titles = [printable(result.image)]

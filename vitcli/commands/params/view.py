@@ -197,7 +197,7 @@ def figure(result: ParamsResult) -> Any:
 
     models = result.models
     present = _present([c.name for c in models[0].components], models)
-    colours = component_colours()
+    colors = component_colors()
     drawing = Figure(figsize=(10, 1.8 + 0.5 * len(models)), layout="constrained")
     panels = drawing.subplots(1, 2, sharey=True)
     for axes, (field, unit, title) in zip(
@@ -209,7 +209,7 @@ def figure(result: ParamsResult) -> Any:
         for index, name in enumerate(c.name for c in models[0].components):
             values = [getattr(model.components[index], field) / unit for model in models]
             if name in present:
-                axes.barh(range(len(models)), values, left=left, color=colours[name], label=name)
+                axes.barh(range(len(models)), values, left=left, color=colors[name], label=name)
             left = [start + value for start, value in zip(left, values, strict=True)]
         axes.set_title(title, fontsize=10)
         axes.grid(axis="x", alpha=0.3)
@@ -222,9 +222,9 @@ def figure(result: ParamsResult) -> Any:
     return drawing
 
 
-def component_colours() -> dict[str, tuple[float, float, float]]:
-    """A colour for each component of an encoder, the same in every figure."""
+def component_colors() -> dict[str, tuple[float, float, float]]:
+    """A color for each component of an encoder, the same in every figure."""
     from matplotlib import colormaps
 
-    colours = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    return dict(zip((*COMPONENTS, OTHER), colours, strict=False))
+    colors = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    return dict(zip((*COMPONENTS, OTHER), colors, strict=False))

@@ -1,4 +1,4 @@
-"""Is an encoder any good on these images: nearest neighbours and a linear probe on its vectors."""
+"""Is an encoder any good on these images: nearest neighbors and a linear probe on its vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitcli.commands.embed.job import iterate_parts, load_manifest
 from vitcli.commands.embed.listing import Listing
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.probe.result import ProbeResult, ProbeScore
-from vitcli.commands.train.datasets import Items, find_sets, recognised
+from vitcli.commands.train.datasets import Items, find_sets, recognized
 from vitcli.config.request import ModelRequest
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
@@ -34,7 +34,7 @@ _SEED = 0
 
 
 @dataclass
-class Labelled:
+class Labeled:
     """Vectors (N, W) with a class each, and which of them are for testing, if that is given."""
 
     model: str
@@ -46,11 +46,11 @@ class Labelled:
     unlabelled: int = 0
 
 
-def from_vectors(folder: Path) -> Labelled:
+def from_vectors(folder: Path) -> Labeled:
     """Vectors that `vitcli encode` wrote; the class is the first folder that paths do not share.
 
     Below `train` with one of `val`, `valid`, `validation`, `test` beside it, it is the second, and
-    `train` is what is learnt from.
+    `train` is what is learned from.
 
     Raises:
         VitcliError: no vectors there, or parts are missing.
@@ -71,7 +71,7 @@ def from_vectors(folder: Path) -> Labelled:
     kept = np.array([len(folders) > depth for folders in names], dtype=bool)
     labels = [folders[depth] for folders in names if len(folders) > depth]
     is_test = [folders[0] != "train" for folders in names if len(folders) > depth]
-    return Labelled(
+    return Labeled(
         settings["model"],
         settings["weights"],
         np.concatenate(arrays)[kept],
@@ -98,7 +98,7 @@ def from_images(
     options: FolderOptions,
     watch: Watch,
     limit: int | None = None,
-) -> Labelled:
+) -> Labeled:
     """Encode folders of classes (into `out`, where it is kept), or a published set's files.
 
     `limit` takes that many images of each half of a published set, drawn at random.
@@ -108,7 +108,7 @@ def from_images(
     """
     check_kind(model, options)
     _sklearn()  # told before hours of encoding
-    if recognised(folder) != "folder":
+    if recognized(folder) != "folder":
         train, test, classes = find_sets(folder, ImagesData(), _SEED)
         halves = [_drawn(train, limit), _drawn(test, limit)]
         total = sum(len(places) for _, places in halves)
@@ -121,7 +121,7 @@ def from_images(
                 watch(len(labels), total, Counter())
         is_test = np.arange(total) >= len(halves[0][1])
         stacked = np.concatenate(vectors)
-        return Labelled(model.name, model.weights, stacked, np.array(labels, object), is_test)
+        return Labeled(model.name, model.weights, stacked, np.array(labels, object), is_test)
     if limit is not None:
         raise VitcliError("--limit is for a published set's files", "leave out --limit")
     if not any(child.is_dir() for child in folder.iterdir()):
@@ -147,11 +147,11 @@ def _encoded(model: LoadedModel, pictures: Sequence[Any], kind: str) -> np.ndarr
         return select_tokens(model, model.encoder(batch), kind).astype(np.float32)
 
 
-def probe(folder: Path, data: Labelled, k: int = 20, folds: int = 5) -> ProbeResult:
-    """Accuracy of nearest neighbours and of a linear classifier, both from scikit-learn.
+def probe(folder: Path, data: Labeled, k: int = 20, folds: int = 5) -> ProbeResult:
+    """Accuracy of nearest neighbors and of a linear classifier, both from scikit-learn.
 
-    Neighbours: majority of the `k` nearest by cosine, or of all where there are fewer. Linear:
-    logistic regression (C = 1) on standardised vectors. What is tested is never learnt from: the
+    Neighbors: majority of the `k` nearest by cosine, or of all where there are fewer. Linear:
+    logistic regression (C = 1) on standardized vectors. What is tested is never learned from: the
     given split, or each image once in stratified cross-validation, with fewer folds where a class
     has fewer images. The interval is Wilson's for as many independent trials as images tested
     (Wilson 1927).
@@ -203,14 +203,14 @@ def probe(folder: Path, data: Labelled, k: int = 20, folds: int = 5) -> ProbeRes
 
 
 def _rounds(
-    sklearn: Any, numbers: np.ndarray, data: Labelled, keep: np.ndarray, folds: int
+    sklearn: Any, numbers: np.ndarray, data: Labeled, keep: np.ndarray, folds: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
     if data.is_test is not None:
         test = data.is_test[keep]
         train_rows, test_rows = np.flatnonzero(~test), np.flatnonzero(test)
         if not len(test_rows):
             raise VitcliError("no class of the test images is among those to learn from")
-        protocol = f"learnt from {len(train_rows):,} images, tested on {len(test_rows):,} others"
+        protocol = f"learned from {len(train_rows):,} images, tested on {len(test_rows):,} others"
         return [(train_rows, test_rows)], protocol
     folds = min(folds, int(np.bincount(numbers).min()))
     splitter = sklearn.model_selection.StratifiedKFold(folds, shuffle=True, random_state=_SEED)
@@ -218,7 +218,7 @@ def _rounds(
 
 
 def _methods(sklearn: Any, k: int) -> dict[str, Any]:
-    def neighbours() -> Any:
+    def neighbors() -> Any:
         return sklearn.neighbors.KNeighborsClassifier(k, metric="cosine")
 
     def linear() -> Any:
@@ -227,7 +227,7 @@ def _methods(sklearn: Any, k: int) -> dict[str, Any]:
             sklearn.linear_model.LogisticRegression(max_iter=1000),
         )
 
-    return {f"{k} nearest neighbours": neighbours, "linear probe": linear}
+    return {f"{k} nearest neighbors": neighbors, "linear probe": linear}
 
 
 def wilson(correct: int, tested: int) -> tuple[float, float]:

@@ -24,7 +24,7 @@ def probe(
     ],
     *,
     model: ModelOptions,
-    k: Annotated[int, typer.Option("--k", min=1, metavar="N", help="Nearest neighbours.")] = 20,
+    k: Annotated[int, typer.Option("--k", min=1, metavar="N", help="Nearest neighbors.")] = 20,
     folds: Annotated[
         int, typer.Option("--folds", min=2, metavar="N", help="Of the cross-validation.")
     ] = 5,
@@ -43,7 +43,7 @@ def probe(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Whether an encoder is any good on your images: k nearest neighbours and a linear probe.
+    """Whether an encoder is any good on your images: k nearest neighbors and a linear probe.
 
     \b
     Examples:

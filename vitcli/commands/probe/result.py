@@ -30,7 +30,7 @@ class ProbeResult:
     images: int
     classes: tuple[str, ...]
     protocol: str
-    """Which images were tested and what was learnt from."""
+    """Which images were tested and what was learned from."""
     largest_share: float
     """Accuracy of always naming the largest class among those tested."""
     failed: int

@@ -40,7 +40,7 @@ from vitcli.commands.params.result import (
     QK_NORM,
     QKV,
 )
-from vitcli.commands.profile.machine import synchronise
+from vitcli.commands.profile.machine import synchronize
 from vitcli.commands.profile.result import ComponentTime, OperatorTime
 from vitcli.files import atomic_write
 from vitcli.nn.block import Block
@@ -213,7 +213,7 @@ def record(
         for _ in range(steps):
             with whole_step():
                 step()
-        synchronise(device)
+        synchronize(device)
     return recording
 
 

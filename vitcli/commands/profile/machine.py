@@ -49,7 +49,7 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the accelerator has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -59,10 +59,10 @@ def synchronise(device: torch.device) -> None:
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Wall seconds of one call, accelerator included."""
-    synchronise(device)
+    synchronize(device)
     start = time.perf_counter()
     step()
-    synchronise(device)
+    synchronize(device)
     return time.perf_counter() - start
 
 
@@ -200,7 +200,7 @@ def least_memory(
 ) -> int:
     """Bytes that one image takes at the very least: its pixels, and a block's widest moment.
 
-    Inside the feed-forward part the residual, its normalised copy and the inner activation live
+    Inside the feed-forward part the residual, its normalized copy and the inner activation live
     at once.
     """
     pixels = config.channels * image_size[0] * image_size[1]

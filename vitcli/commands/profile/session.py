@@ -55,7 +55,7 @@ def training_step(encoder: VisionEncoder, images: Tensor) -> None:
 
 
 def spread(values: Sequence[float]) -> WallTime:
-    """Median, 10th and 90th percentile (linear between neighbours).
+    """Median, 10th and 90th percentile (linear between neighbors).
 
     Raises:
         VitcliError: a value that is not positive and finite (exit code 1).

@@ -155,20 +155,20 @@ def figure(result: ProfileResult) -> Any:
     """Shares of the components per batch, and throughput against batch, one line an engine."""
     from matplotlib.figure import Figure
 
-    from vitcli.commands.params.view import component_colours
+    from vitcli.commands.params.view import component_colors
 
     drawing = Figure(figsize=(10, 4), layout="constrained")
     shares, speed = drawing.subplots(1, 2)
     runs = [run for run in result.runs if run.components]
     bottoms = [0.0] * len(runs)
     names = dict.fromkeys(part.name for run in runs for part in run.components)
-    colours = component_colours()
+    colors = component_colors()
     for name in names:
         heights = [
             next((part.share for part in run.components if part.name == name), 0.0) for run in runs
         ]
         batches = [str(run.batch) for run in runs]
-        shares.bar(batches, heights, bottom=bottoms, label=name, color=colours[name])
+        shares.bar(batches, heights, bottom=bottoms, label=name, color=colors[name])
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
     shares.set(title="share of the time (eager)", xlabel="batch", ylim=(0, 1))
     if runs:

@@ -70,17 +70,17 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
-    """A bar a group: the last key is the colour, the others' values stand below; a dot a trial."""
+    """A bar a group: the last key is the color, the others' values stand below; a dot a trial."""
     keys = _varying(report)
-    colour = keys[-1] if len(keys) > 1 else None
-    below = [key for key in keys if key != colour]
+    color = keys[-1] if len(keys) > 1 else None
+    below = [key for key in keys if key != color]
     ticks: dict[tuple[str, ...], int] = {}
-    hues = _levels(report, colour) if colour else [None]
+    hues = _levels(report, color) if color else [None]
     width = 0.8 / len(hues)
     for group in report.groups:
         words = tuple(text(group.params[key]) for key in below)
         place = ticks.setdefault(words, len(ticks))
-        hue = hues.index(group.params[colour]) if colour else 0
+        hue = hues.index(group.params[color]) if color else 0
         if name not in group.metrics:
             continue
         spread = group.metrics[name]
@@ -91,9 +91,9 @@ def _bars(axes: Any, report: SweepReport, name: str) -> None:
     _name_bars(axes, list(ticks))
     axes.set_xlabel(", ".join(_short(key) for key in below))
     axes.set_ylabel(name)
-    if colour:
+    if color:
         for index, level in enumerate(hues):
-            axes.bar(0, 0, color=f"C{index}", label=f"{_short(colour)} {text(level)}")
+            axes.bar(0, 0, color=f"C{index}", label=f"{_short(color)} {text(level)}")
         _legend(axes)
 
 
@@ -182,7 +182,7 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
 
 
 def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
-    """One thin line a trial, one colour a group."""
+    """One thin line a trial, one color a group."""
     curves = _curves(report)
     if not curves:
         raise VitcliError(

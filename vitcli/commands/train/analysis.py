@@ -233,7 +233,7 @@ def check_sizes(
         )
     if (train.mixup or train.cutmix) and train.batch // parts % 2:
         raise VitcliError(
-            f"mixup and cutmix pair neighbours, and a micro-batch has {train.batch // parts}",
+            f"mixup and cutmix pair neighbors, and a micro-batch has {train.batch // parts}",
             "an even number of images in each",
         )
     if train.tensorboard and request.out is None:

@@ -79,7 +79,7 @@ def train_shapes(
     ] = None,
     show_data: Annotated[
         Path | None,
-        typer.Option("--show-data", metavar="FILE", help="Draw a labelled sheet and stop."),
+        typer.Option("--show-data", metavar="FILE", help="Draw a labeled sheet and stop."),
     ] = None,
     json: JsonOption = False,
     plot: PlotOption = None,

@@ -60,7 +60,7 @@ def channels(preprocess: PreprocessConfig) -> tuple[Tensor, Tensor]:
 
 
 class ShapesSource:
-    """Shapes, normalised as the encoder's preprocessing says."""
+    """Shapes, normalized as the encoder's preprocessing says."""
 
     def __init__(
         self, shapes: Shapes, train_size: int, val_size: int, preprocess: PreprocessConfig
@@ -103,7 +103,7 @@ def seed_device(seed: int, device: torch.device) -> None:
         torch.mps.manual_seed(seed)
 
 
-def swap_neighbours(x: Tensor) -> Tensor:
+def swap_neighbors(x: Tensor) -> Tensor:
     """(B, ...) with rows 2i and 2i + 1 exchanged; B is even."""
     swapped: Tensor = x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
     return swapped
@@ -118,11 +118,11 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
 def mix(
     images: Tensor, targets: Tensor, lam: float, box: tuple[int, int, int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """lam of each image and 1 - lam of its neighbour; within `box`, the neighbour's pixels.
+    """lam of each image and 1 - lam of its neighbor; within `box`, the neighbor's pixels.
 
     images (B, C, height, width); targets (B, K); box (top, left, bottom, right) in pixels.
     """
-    partners = swap_neighbours(images)
+    partners = swap_neighbors(images)
     if box is None:
         images = torch.lerp(partners, images, lam)
     else:
@@ -131,13 +131,13 @@ def mix(
         images[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
         area = (bottom - top) * (right - left)
         lam = 1 - area / (images.shape[-2] * images.shape[-1])  # what the clipped box left
-    return images, targets * lam + swap_neighbours(targets) * (1 - lam)
+    return images, targets * lam + swap_neighbors(targets) * (1 - lam)
 
 
 def cut_box(
     height: int, width: int, lam: float, random: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """A box of about 1 - lam of the image around a uniform centre, clipped (Yun et al., eq. 2)."""
+    """A box of about 1 - lam of the image around a uniform center, clipped (Yun et al., eq. 2)."""
     side = (1 - lam) ** 0.5
     half = int(height * side) // 2, int(width * side) // 2
     row, column = int(random.integers(height)), int(random.integers(width))

@@ -88,7 +88,7 @@ def find_sets(
     Raises:
         VitcliError: nothing to train on there.
     """
-    kind = data.kind if data.kind != "auto" else recognised(path)
+    kind = data.kind if data.kind != "auto" else recognized(path)
     if kind == "folder":
         return folder_sets(path, data.val_fraction, seed)
     if kind in ("mnist", "fashion-mnist") and (path / "train-images-idx3-ubyte.gz").exists():
@@ -112,7 +112,7 @@ def find_sets(
     return sets[0], sets[1], tuple(sets[0].classes)
 
 
-def recognised(path: Path) -> str:
+def recognized(path: Path) -> str:
     """The kind of data set in a folder, by its files.
 
     Raises:
@@ -159,7 +159,7 @@ def folder_sets(path: Path, val_fraction: float, seed: int) -> tuple[Items, Item
 
 
 class Pixels(Sequence[tuple[Any, int]]):
-    """Grey images in memory, (n, height, width), 8 bits."""
+    """Gray images in memory, (n, height, width), 8 bits."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
         self.images = images
@@ -303,7 +303,7 @@ class Prepared(Dataset[tuple[Tensor, int] | Unreadable]):
 def augmentation(
     data: ImagesData, config: PreprocessConfig, size: tuple[int, int]
 ) -> Callable[[Any], Tensor]:
-    """PIL image to the normalised tensor (3, height, width) that training sees."""
+    """PIL image to the normalized tensor (3, height, width) that training sees."""
     torchvision()
     from torchvision.transforms import InterpolationMode, v2
 

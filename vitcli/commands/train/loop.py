@@ -26,7 +26,7 @@ from vitcli.commands.train.data import (
     seed_device,
     soft_targets,
 )
-from vitcli.commands.train.optimizer import audit, learning_rate, make_optimiser, warmup_steps
+from vitcli.commands.train.optimizer import audit, learning_rate, make_optimizer, warmup_steps
 from vitcli.commands.train.outcome import Outcome, StepReport, Validation, first_bad_layer
 from vitcli.commands.train.parallel import World
 from vitcli.commands.train.result import AuditRow
@@ -84,7 +84,7 @@ class Trainer:
         self.warmup = warmup_steps(train.warmup, self.total)
         self.expected = trained_names(encoder, train)
         self.trainable = [p for p in encoder.parameters() if p.requires_grad]
-        self.optimiser = make_optimiser(encoder, train)
+        self.optimizer = make_optimizer(encoder, train)
         self.averaged = copy.deepcopy(encoder).requires_grad_(False) if train.ema else None
         model: nn.Module = Classifier(encoder)
         if train.compile:
@@ -106,7 +106,7 @@ class Trainer:
         self.encoder.load_state_dict(snapshot.weights)
         if self.averaged is not None and snapshot.ema is not None:
             self.averaged.load_state_dict(snapshot.ema)
-        self.optimiser.load_state_dict(snapshot.optimiser)
+        self.optimizer.load_state_dict(snapshot.optimizer)
         self.step = snapshot.step
         self.history = history
 
@@ -179,10 +179,10 @@ class Trainer:
         """One update, unless its loss or gradient is not finite; the step's line of metrics."""
         train, step = self.train, self.step
         rate = learning_rate(step, self.total, train.lr, self.warmup, train.schedule, train.min_lr)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.encoder.train(train.freeze == "none")  # a frozen encoder drops nothing
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         seed_device(derived_seed(train.seed, "step", step, self.world.rank), self.device)
         sums = torch.zeros(2, device=self.device)  # loss and right answers
         images, labels = (t.to(self.device, non_blocking=True) for t in batch)
@@ -204,7 +204,7 @@ class Trainer:
                 self.audit_rows = tuple(audit(self.encoder, self.expected, still))
             if train.clip_grad is not None:
                 clip_grads_with_norm_(self.trainable, train.clip_grad, norm)
-            self.optimiser.step()
+            self.optimizer.step()
             if self.averaged is not None:
                 self._average()
         else:
@@ -292,6 +292,6 @@ class Trainer:
             self.step,
             self.encoder.state_dict(),
             self.averaged.state_dict() if self.averaged is not None else None,
-            self.optimiser.state_dict(),
+            self.optimizer.state_dict(),
             exported,
         )

@@ -34,7 +34,7 @@ def undecayed_names(model: nn.Module) -> set[str]:
     return names
 
 
-def make_optimiser(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters in two groups: decayed and not (in this order)."""
     without = undecayed_names(model)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

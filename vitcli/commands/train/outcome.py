@@ -124,9 +124,9 @@ def chance_accuracy(class_counts: Sequence[int]) -> float:
 def lower_bound(correct: int, total: int, z: float = Z) -> float:
     """Lower end of Wilson's interval for a binomial proportion (Wilson 1927)."""
     p, z2 = correct / total, z * z
-    centre = p + z2 / (2 * total)
+    center = p + z2 / (2 * total)
     spread = z * math.sqrt(p * (1 - p) / total + z2 / (4 * total * total))
-    return max((centre - spread) / (1 + z2 / total), 0.0)
+    return max((center - spread) / (1 + z2 / total), 0.0)
 
 
 def judge(correct: int, class_counts: Sequence[int]) -> Verdict:

@@ -2,7 +2,7 @@
 
 config.yaml           the model and the run
 metrics.jsonl         one line for each logged step and each validation
-snapshots/step-N/     weights, EMA, optimiser; the directory appears in one rename
+snapshots/step-N/     weights, EMA, optimizer; the directory appears in one rename
 model.safetensors     the weights that were validated, for every --weights
 adapter.safetensors   the low-rank adapters alone, where there are any
 result.json           once the run is over
@@ -40,7 +40,7 @@ class Snapshot:
     step: int
     weights: Tensors
     ema: Tensors | None
-    optimiser: dict[str, Any]
+    optimizer: dict[str, Any]
     metrics_bytes: int
     """Length of metrics.jsonl then; what is beyond it was never vouched for."""
 
@@ -116,7 +116,7 @@ class RunDirectory:
                 step=state["step"],
                 weights=load_file(folder / "weights.safetensors"),
                 ema=load_file(ema) if ema.exists() else None,
-                optimiser=state["optimiser"],
+                optimizer=state["optimiser"],
                 metrics_bytes=state["metrics_bytes"],
             )
         except (OSError, SafetensorError, RuntimeError, KeyError, EOFError) as error:
@@ -150,7 +150,7 @@ class RunDirectory:
         step: int,
         weights: Tensors,
         ema: Tensors | None,
-        optimiser: dict[str, Any],
+        optimizer: dict[str, Any],
         exported: Mapping[str, Tensors],
         keep: int = 2,
     ) -> None:
@@ -173,7 +173,7 @@ class RunDirectory:
                     save_file(plain_tensors(ema), part / "ema.safetensors")
                 with (part / "trainer.pt").open("wb") as file:
                     torch.save(
-                        {"step": step, "optimiser": optimiser, "metrics_bytes": length}, file
+                        {"step": step, "optimiser": optimizer, "metrics_bytes": length}, file
                     )
                 for written in part.iterdir():
                     as_new(written)

@@ -191,10 +191,10 @@ def verdict_line(summary: TrainSummary) -> str:
             f"[bold red]diverged[/] at step {summary.bad_step}: "
             f"the loss or its gradient is not finite{escape(layer)}"
         )
-    colour = "green" if summary.verdict == "learned" else "yellow"
+    color = "green" if summary.verdict == "learned" else "yellow"
     where = "above" if summary.verdict == "learned" else "not above"
     return (
-        f"[bold {colour}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f}, "
+        f"[bold {color}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f}, "
         f"chance {summary.chance:.4f}; the lower 99.9 % bound {summary.lower_bound:.4f} is {where} "
         f"{summary.bar:.4f}, a tenth of the way from chance to one"
     )
@@ -228,7 +228,7 @@ def figure(result: TrainResult) -> Any:
             label="validation",
         )
         axes.set_title(title, fontsize=10)
-    accuracy.axhline(result.result.chance, color="grey", linestyle=":", label="chance")
+    accuracy.axhline(result.result.chance, color="gray", linestyle=":", label="chance")
     accuracy.set_ylim(0, 1)
     norms = [(row.step, row.grad_norm) for row in steps if row.grad_norm]
     if norms:
