@@ -1,0 +1,121 @@
+"""What numbers are worth: holes, largest differences, intervals and paired tests.
+
+Works on torch tensors, numpy arrays and plain numbers; imports neither torch nor scipy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist, fmean
+from typing import Any
+
+CONFIDENCE = 0.95
+NORMAL_FROM = 2000
+"""From so many degrees of freedom on Student's quantile is the normal one to 1e-3."""
+
+
+def all_finite(values: Any) -> bool:
+    """Whether an array or a number holds no NaN and no infinity; an empty array is finite."""
+    if isinstance(values, int | float):
+        return math.isfinite(values)
+    return bool((abs(values) < math.inf).all())  # false for NaN, and without a warning
+
+
+def largest_difference(a: Any, b: Any) -> float:
+    """The largest |a - b| of two arrays of one shape in float64; NaN where either has a hole.
+
+    Python's `max` forgets a NaN that is not its first argument: a hole must not become a 0.
+    """
+    if not (all_finite(a) and all_finite(b)):
+        return math.nan
+    difference = abs(_wide(a) - _wide(b))
+    if isinstance(difference, int | float):
+        return float(difference)
+    return float(difference.max()) if math.prod(difference.shape) else 0.0
+
+
+def _wide(values: Any) -> Any:
+    """In float64, on the CPU: a difference in float16 would overflow, and MPS has no float64."""
+    if hasattr(values, "double"):
+        return values.detach().cpu().double()
+    return values.astype("float64") if hasattr(values, "astype") else values
+
+
+def largest(values: Sequence[float]) -> float:
+    """The largest of some numbers, NaN if any is NaN; 0 without any."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)
+
+
+def wilson(
+    correct: float, tested: float, confidence: float = CONFIDENCE, *, z: float | None = None
+) -> tuple[float, float]:
+    """The score interval of a proportion (Wilson 1927, two-sided).
+
+    Args:
+        z: the normal quantile itself, in place of a confidence.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2) if z is None else z
+    p, z2 = correct / tested, z * z
+    center = p + z2 / (2 * tested)
+    spread = z * math.sqrt(p * (1 - p) / tested + z2 / (4 * tested * tested))
+    low, high = ((center + sign * spread) / (1 + z2 / tested) for sign in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
+
+
+@lru_cache(maxsize=256)
+def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """t with P(|T| <= t) = confidence for whole degrees of freedom.
+
+    By bisection of the finite series of the distribution (Abramowitz and Stegun 26.7.3, 26.7.4).
+    """
+    if freedom >= NORMAL_FROM:
+        return NormalDist().inv_cdf((1 + confidence) / 2)
+    low, high = 0.0, math.pi / 2  # the angle atan(t / sqrt(freedom))
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+    return math.tan((low + high) / 2) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|T| <= sqrt(freedom) tan(angle))."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    if freedom == 1:
+        return 2 * angle / math.pi
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
+
+
+def mean_interval(
+    values: Sequence[float], confidence: float = CONFIDENCE
+) -> tuple[float, float, float]:
+    """Mean of independent values with Student's interval; of one value it is infinite."""
+    mean, n = fmean(values), len(values)
+    if n < 2:
+        return mean, -math.inf, math.inf
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    half = student_quantile(n - 1, confidence) * math.sqrt(variance / n)
+    return mean, mean - half, mean + half
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Exact two-sided p-value that two classifiers are right equally often on the same images.
+
+    The binomial test of the images that only one of the two gets right (McNemar 1947, exact).
+    """
+    n = only_first + only_second
+    if n == 0:
+        return 1.0
+    fewer = min(only_first, only_second)
+    log_half = n * math.log(2)
+    terms = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - log_half
+        for k in range(fewer + 1)
+    )
+    return min(1.0, 2 * math.fsum(math.exp(term) for term in terms))
