@@ -77,7 +77,7 @@ def main() -> None:
         entries = draw(source, asked.images)
 
         def decoding(options: FolderOptions, workers: int) -> None:
-            work = DecodeWork(model.preprocess)
+            work = DecodeWork(model.preprocessing)
             with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
                 assert all(image.code == "ok" for image in pool.decode(entries))
 

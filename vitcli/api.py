@@ -19,7 +19,7 @@ from vitcli.commands.encode import analysis as _encode
 from vitcli.commands.encode.result import EncodeResult
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
-from vitcli.model import LoadedModel, load_model
+from vitcli.model import Model, load_model
 
 
 def load(
@@ -33,7 +33,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     device: str = "auto",
     dtype: str = "float32",
-) -> LoadedModel:
+) -> Model:
     """An encoder in eval mode, from a preset, a YAML file, dotted keys and a checkpoint.
 
     Args:
@@ -64,7 +64,7 @@ def load(
 
 
 def encode(
-    model: LoadedModel, images: Sequence[str | Path] = (), tokens: Sequence[str] = ()
+    model: Model, images: Sequence[str | Path] = (), tokens: Sequence[str] = ()
 ) -> tuple[EncodeResult, dict[str, np.ndarray]]:
     """What `vitcli encode` answers, and the vectors that `--out --tokens` would write.
 

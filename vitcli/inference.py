@@ -12,7 +12,7 @@ from torch import Tensor
 from vitcli.images.decode import DecodedImage, ImageError, decode
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shapes import synthetic_image
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.results import FailedImage
 
 BATCH = 16
@@ -34,7 +34,7 @@ class Prepared:
 
 
 def image_batches(
-    model: LoadedModel,
+    model: Model,
     paths: Sequence[str],
     background: Color,
     failed: list[FailedImage],
@@ -60,13 +60,13 @@ def image_batches(
             yield batch
 
 
-def stacked(model: LoadedModel, batch: Sequence[Prepared]) -> Tensor:
+def stacked(model: Model, batch: Sequence[Prepared]) -> Tensor:
     """(B, 3, height, width) on the model's device in its dtype."""
     return torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
 
 
 def _prepare(
-    model: LoadedModel,
+    model: Model,
     sources: Sequence[str | None],
     background: Color,
     failed: list[FailedImage],
@@ -78,7 +78,9 @@ def _prepare(
                 decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
             else:
                 decoded = decode(source, background=background)
-            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocess, name=str(source)))
+            pixels = torch.from_numpy(
+                preprocess(decoded.image, model.preprocessing, name=str(source))
+            )
         except ImageError as error:
             failed.append(FailedImage(str(source), error.code, error.message))
         else:

@@ -22,12 +22,12 @@ from vitcli.results import LoadReport
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class Model:
     """An encoder in eval mode on its device, and the preprocessing its input needs."""
 
     config: ModelConfig
     encoder: VisionEncoder
-    known_preprocess: PreprocessConfig | None
+    known_preprocessing: PreprocessConfig | None
     """None where neither the weights' source nor the user tells how pixels are prepared."""
     weights: str
     """Where the weights come from: `fresh (seed 0)` or the source as given."""
@@ -42,15 +42,15 @@ class LoadedModel:
     """How the checkpoint was read; None for fresh weights."""
 
     @property
-    def preprocess(self) -> PreprocessConfig:
+    def preprocessing(self) -> PreprocessConfig:
         """How pixels are prepared. Raises VitcliError where nothing tells it."""
-        if self.known_preprocess is None:
+        if self.known_preprocessing is None:
             raise VitcliError(
                 f"{self.weights}: nothing there tells how images are prepared",
                 f"preprocessor_config.json beside the weights, {NAME_A_PRESET}, or "
                 "--set preprocess.KEY=VALUE",
             )
-        return self.known_preprocess
+        return self.known_preprocessing
 
     def check_reads_images(self) -> None:
         """Raises VitcliError for an encoder of other input than decoded images, which are RGB."""
@@ -64,7 +64,7 @@ class LoadedModel:
     @property
     def input_size(self) -> tuple[int, int]:
         """(height, width) of what the encoder reads; its native size where it follows the image."""
-        known = self.known_preprocess and self.known_preprocess.output_size
+        known = self.known_preprocessing and self.known_preprocessing.output_size
         return self.asked_size or known or self.config.encoder.image_size
 
     @property
@@ -111,7 +111,7 @@ def torch_dtype(request: ModelRequest) -> torch.dtype:
     return dtype
 
 
-def load_model(request: ModelRequest) -> LoadedModel:
+def load_model(request: ModelRequest) -> Model:
     """Build the encoder, fill it from its source or from the seed, move it to its device.
 
     Raises:
@@ -142,11 +142,11 @@ def load_model(request: ModelRequest) -> LoadedModel:
         add_adapters(encoder, request.adapter)
         weights += f" + {request.adapter}"
     encoder = accelerate(encoder.to(device, dtype).eval())
-    return LoadedModel(
+    return Model(
         config=config,
         encoder=encoder,
         runner=None if request.engine == "eager" else Runner(request.engine, encoder),
-        known_preprocess=preprocess,
+        known_preprocessing=preprocess,
         weights=weights,
         fresh=request.weights is None,
         asked_size=size,

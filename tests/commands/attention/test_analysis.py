@@ -17,7 +17,7 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 
 AS_IS = PreprocessConfig(resize="none", resize_size=None)
 
@@ -34,11 +34,11 @@ def photos(tmp_path: Path) -> list[str]:
     return paths
 
 
-def model(**changes: int) -> LoadedModel:
-    return LoadedModel(**{**vars(load(**changes)), "known_preprocess": AS_IS})
+def model(**changes: int) -> Model:
+    return Model(**{**vars(load(**changes)), "known_preprocessing": AS_IS})
 
 
-def each(encoder: LoadedModel, photos: list[str]) -> list[AttentionSamples]:
+def each(encoder: Model, photos: list[str]) -> list[AttentionSamples]:
     pixels = [torch.from_numpy(preprocess(decode(p).image, AS_IS))[None] for p in photos]
     return [observe_attention(encoder.encoder, one) for one in pixels]
 

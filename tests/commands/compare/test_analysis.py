@@ -20,22 +20,22 @@ from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.hooks import layer_points, tapped
 
-Load = Callable[..., LoadedModel]
+Load = Callable[..., Model]
 
 
-def load(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> LoadedModel:
+def load(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Model:
     config = ModelConfig.model_validate(
         {"encoder": TINY | changes, "preprocess": {"resize_size": (24, 32)}}
     )
     encoder = build_encoder(config.encoder)
     randomize(encoder, seed)
-    return LoadedModel(
+    return Model(
         config=config,
         encoder=encoder.to(dtype),
-        known_preprocess=config.preprocess,
+        known_preprocessing=config.preprocess,
         weights="random",
         fresh=False,
         device=torch.device("cpu"),
@@ -79,7 +79,7 @@ def test_a_wrong_eps_names_the_first_block_and_the_size(
     result = compare(a, b, photos[:1])
     assert result.first_unequal == "block 1"
     assert result.verdict == "different"
-    pixels = torch.from_numpy(preprocess(decode(photos[0]).image, a.preprocess))[None].to(dtype)
+    pixels = torch.from_numpy(preprocess(decode(photos[0]).image, a.preprocessing))[None].to(dtype)
     outputs: list[torch.Tensor] = []
     for model in (a, b):
         with tapped([(model.encoder.vit.blocks[0], outputs.append)]):
@@ -95,8 +95,8 @@ def test_a_wrong_eps_names_the_first_block_and_the_size(
 
 def test_other_preprocessing_parts_at_the_pixels(photos: list[str]) -> None:
     b = load()
-    b = LoadedModel(
-        **{**vars(b), "known_preprocess": PreprocessConfig(resize_size=(24, 32), std=(0.2,) * 3)}
+    b = Model(
+        **{**vars(b), "known_preprocessing": PreprocessConfig(resize_size=(24, 32), std=(0.2,) * 3)}
     )
     result = compare(load(), b, photos[:1])
     assert result.first_parted == "pixels"
@@ -130,7 +130,7 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
     # A rest of two could not be estimated from: it joins the part before.
     assert (result.cka.examples, result.cka.count, result.cka.minibatches) == ("images", 18, 2)
     pixels = torch.stack(
-        [torch.from_numpy(preprocess(decode(p).image, a.preprocess)) for p in photos[:18]]
+        [torch.from_numpy(preprocess(decode(p).image, a.preprocessing)) for p in photos[:18]]
     ).double()
     total = MinibatchCka()
     for part in (pixels[:8], pixels[8:]):

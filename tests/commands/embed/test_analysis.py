@@ -31,7 +31,7 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel, load_model
+from vitcli.model import Model, load_model
 
 SETTINGS = (
     *("encoder.patch_size=8", "encoder.hidden=24", "encoder.depth=2", "encoder.heads=3"),
@@ -40,7 +40,7 @@ SETTINGS = (
 REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 24))
 
 
-def tiny_model(*settings: str) -> LoadedModel:
+def tiny_model(*settings: str) -> Model:
     chosen = (*REQUEST.settings, *map(parse_setting, settings))
     model = load_model(dataclasses.replace(REQUEST, settings=chosen))
     randomize(model.encoder)
@@ -48,7 +48,7 @@ def tiny_model(*settings: str) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def model() -> LoadedModel:
+def model() -> Model:
     return tiny_model()
 
 
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def run(model: LoadedModel, inputs: Path | list[str], out: Path, **options: Any) -> FolderResult:
+def run(model: Model, inputs: Path | list[str], out: Path, **options: Any) -> FolderResult:
     texts = [str(inputs)] if isinstance(inputs, Path) else inputs
     options = {"part_rows": 4, "batch": 3, "workers": 1} | options
     return encode_folder(REQUEST, model, Listing(tuple(texts)), out, FolderOptions(**options))
@@ -84,7 +84,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 
 def test_every_input_has_its_own_vector_or_a_code(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     result = run(model, folder, tmp_path / "out")
     rows = [
@@ -99,7 +99,7 @@ def test_every_input_has_its_own_vector_or_a_code(
         if status != "ok":
             assert np.isnan(vector).all()
             continue
-        pixels = preprocess(decode(folder / name).image, model.preprocess)
+        pixels = preprocess(decode(folder / name).image, model.preprocessing)
         with torch.inference_mode():
             alone = select_tokens(model, model.encoder(torch.from_numpy(pixels)[None]), "pooled")
         np.testing.assert_allclose(vector, alone[0], rtol=1e-4, atol=1e-5)
@@ -118,7 +118,7 @@ def test_every_input_has_its_own_vector_or_a_code(
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_parts_that_are_lost_or_damaged_are_made_again_with_the_same_bytes(
-    model: LoadedModel, folder: Path, tmp_path: Path, kind: str
+    model: Model, folder: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / "out"
     run(model, folder, out, format=kind)
@@ -134,7 +134,7 @@ def test_parts_that_are_lost_or_damaged_are_made_again_with_the_same_bytes(
     assert run(model, folder, out, format=kind).rows_encoded == 0
 
 
-def test_the_union_of_shards_is_the_whole(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+def test_the_union_of_shards_is_the_whole(model: Model, folder: Path, tmp_path: Path) -> None:
     run(model, folder, tmp_path / "whole")
     results = [run(model, folder, tmp_path / "shards", shard=(i, 3)) for i in (3, 1, 2)]
     assert [r.rows for r in results] == [4, 7, 4]
@@ -143,7 +143,7 @@ def test_the_union_of_shards_is_the_whole(model: LoadedModel, folder: Path, tmp_
 
 
 def test_a_failed_row_tried_again_is_as_if_it_had_never_failed(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     picture = (folder / "a/0.png").read_bytes()
     for name in ("cut.png", "a/00.jpg"):
@@ -162,7 +162,7 @@ def test_a_failed_row_tried_again_is_as_if_it_had_never_failed(
 
 
 def test_fail_fast_names_the_first_failure_and_keeps_finished_parts(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "a/00.jpg").unlink()
     with pytest.raises(VitcliError, match=r"cut\.png: truncated"):
@@ -172,7 +172,7 @@ def test_fail_fast_names_the_first_failure_and_keeps_finished_parts(
 
 
 def test_another_job_is_refused_and_says_what_changed(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     run(model, folder, out)
@@ -198,7 +198,7 @@ def test_another_job_is_refused_and_says_what_changed(
 
 
 def test_a_second_run_at_the_same_time_is_refused(
-    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = module.begin_job
 
@@ -212,7 +212,7 @@ def test_a_second_run_at_the_same_time_is_refused(
     assert run(model, folder, tmp_path / "out").ok == 11
 
 
-def test_norms_and_half_precision(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+def test_norms_and_half_precision(model: Model, folder: Path, tmp_path: Path) -> None:
     run(model, folder, tmp_path / "full", norms=True)
     run(model, folder, tmp_path / "half", vector_dtype="float16")
     full, half = rows_of(tmp_path / "full")[0], rows_of(tmp_path / "half")[0]
@@ -240,13 +240,13 @@ def test_a_vector_that_is_not_finite_is_not_ok(folder: Path, tmp_path: Path) -> 
 
 def test_images_that_keep_their_size(folder: Path, tmp_path: Path) -> None:
     model = dataclasses.replace(
-        tiny_model(), known_preprocess=PreprocessConfig(resize="none", resize_size=None)
+        tiny_model(), known_preprocessing=PreprocessConfig(resize="none", resize_size=None)
     )
-    assert model.preprocess.output_size is None
+    assert model.preprocessing.output_size is None
     assert run(model, folder, tmp_path / "out").ok == 11
 
 
-def test_members_of_shards(model: LoadedModel, folder: Path, tmp_path: Path) -> None:
+def test_members_of_shards(model: Model, folder: Path, tmp_path: Path) -> None:
     shard = tmp_path / "s.tar"
     with tarfile.open(shard, "w") as tar:
         for number in range(3):
@@ -266,7 +266,7 @@ def test_members_of_shards(model: LoadedModel, folder: Path, tmp_path: Path) -> 
 
 
 def test_what_cannot_be_written_is_refused_before_any_image(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     for options, message in (
         ({"kind": "patch"}, "patch: .* does not give one such vector"),
@@ -285,7 +285,7 @@ def test_what_cannot_be_written_is_refused_before_any_image(
 
 
 def test_a_disk_without_room_is_told_with_the_place(
-    model: LoadedModel, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -297,7 +297,7 @@ def test_a_disk_without_room_is_told_with_the_place(
 
 
 def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
-    model: LoadedModel, folder: Path, tmp_path: Path
+    model: Model, folder: Path, tmp_path: Path
 ) -> None:
     def told() -> list[tuple[int, int, int]]:
         calls: list[tuple[int, int, int]] = []

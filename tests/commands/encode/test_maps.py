@@ -21,7 +21,7 @@ from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel, load_model
+from vitcli.model import Model, load_model
 from vitcli.nn.hooks import layer_points, tapped
 
 WIDE = [*SMALL, "--set=preprocess.resize=none", "--set=preprocess.resize_size=null"]
@@ -37,7 +37,7 @@ def photos(tmp_path: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def model() -> LoadedModel:
+def model() -> Model:
     settings = tuple(parse_setting(text.removeprefix("--set=")) for text in WIDE)
     return load_model(ModelRequest(preset="vit-b16", settings=settings))
 
@@ -69,7 +69,7 @@ def test_sheets_hold_the_tokens_of_the_layer(photos: list[str], layer: int, inde
     kept: list[torch.Tensor] = []
     with tapped([(layer_points(loaded.encoder)[index][1], kept.append)]):
         for photo in photos:
-            pixels = preprocess(decode(photo).image, loaded.preprocess)
+            pixels = preprocess(decode(photo).image, loaded.preprocessing)
             loaded.encoder(torch.from_numpy(pixels)[None])
     patches = [tokens[0, 1:].double() for tokens in kept]
     chosen = patches[0][2 * 11 + 7]

@@ -19,17 +19,17 @@ from vitcli.commands.profile.session import spread
 from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.attention import ExplicitAttention
 from vitcli.nn.hooks import attentions
 
 
-def tiny_model(**changes) -> LoadedModel:
+def tiny_model(**changes) -> Model:
     config = ModelConfig(name="tiny", encoder=EncoderConfig.model_validate(TINY | changes))
-    return LoadedModel(
+    return Model(
         config=config,
         encoder=build_encoder(config.encoder),
-        known_preprocess=resized_to(PreprocessConfig(), config.encoder.image_size),
+        known_preprocessing=resized_to(PreprocessConfig(), config.encoder.image_size),
         weights="fresh (seed 0)",
         fresh=True,
         device=torch.device("cpu"),
@@ -38,7 +38,7 @@ def tiny_model(**changes) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def tiny() -> LoadedModel:
+def tiny() -> Model:
     return tiny_model()
 
 

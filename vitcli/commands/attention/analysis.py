@@ -25,14 +25,14 @@ from vitcli.commands.attention.result import (
 )
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.results import FailedImage
 
-Watch = Callable[[LoadedModel, Sequence[Prepared], Tensor], None]
+Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
 """Sees each batch that an encoder reads, for what else is wanted of it."""
 
 
-def unwatched(model: LoadedModel, batch: Sequence[Prepared], pixels: Tensor) -> None:
+def unwatched(model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
     """Nothing else is wanted."""
 
 
@@ -93,7 +93,7 @@ def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
 
 
 def attn_entropy(
-    models: Iterable[LoadedModel],
+    models: Iterable[Model],
     paths: Sequence[str],
     *,
     query: str = "all",
@@ -143,7 +143,7 @@ def attn_entropy(
 
 
 def _encoder(
-    model: LoadedModel,
+    model: Model,
     images: tuple[SeenImage, ...],
     samples: Sequence[AttentionSamples],
     cut: OutlierCut,

@@ -20,7 +20,7 @@ from vitcli.ui.options import (
 )
 
 if TYPE_CHECKING:
-    from vitcli.model import LoadedModel
+    from vitcli.model import Model
 
 
 @grouped
@@ -110,7 +110,7 @@ def attn_entropy(
     maps = OverlayCollector(query, layers, fuse or "mean", rollout)
     cut = analysis.OutlierCut.parse(outlier_cut)
 
-    def load() -> Iterator[LoadedModel]:
+    def load() -> Iterator[Model]:
         for request in requests:
             loaded = load_model(request)
             if loaded.report:

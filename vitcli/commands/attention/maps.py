@@ -22,7 +22,7 @@ from vitcli.commands.attention.reductions import (
 )
 from vitcli.images.patches import MapPanel, MapSheet, grid_box, patch_box
 from vitcli.inference import Prepared
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.nn.hooks import attentions, explicit_attention, tapped
 
@@ -182,7 +182,7 @@ class OverlayCollector:
     """The Pillow images that `MapSheet.image` counts."""
     left_out: int = 0
 
-    def __call__(self, model: LoadedModel, batch: Sequence[Prepared], pixels: Tensor) -> None:
+    def __call__(self, model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
         layers = parse_layers(self.layers or "-1", model.config.encoder.depth)
         room = max(0, MOST_SHEETS - len(self.sheets)) // len(layers)
         self.left_out += max(0, len(batch) - room) * len(layers)
@@ -202,7 +202,7 @@ class OverlayCollector:
         for place, item in enumerate(batch[:room]):
             picture = item.decoded.image
             size = picture.height, picture.width
-            box = grid_box(model.preprocess, size, grid, model.config.encoder.patch_size)
+            box = grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
             query_box = None
             if "," in maps.query:
                 row, column = divmod(patch_index(maps.query, grid), grid[1])

@@ -23,7 +23,7 @@ from vitcli.commands.compare.similarity import (
 from vitcli.commands.encode.analysis import model_info
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
 from vitcli.results import FailedImage
@@ -48,8 +48,8 @@ Pair = tuple[Prepared, Prepared]
 
 
 def compare(
-    a: LoadedModel,
-    b: LoadedModel,
+    a: Model,
+    b: Model,
     paths: Sequence[str],
     *,
     examples: str = "auto",
@@ -105,8 +105,8 @@ def compare(
 
 
 def _pairs(
-    a: LoadedModel,
-    b: LoadedModel,
+    a: Model,
+    b: Model,
     paths: Sequence[str],
     background: Color,
     failed: list[FailedImage],
@@ -117,7 +117,7 @@ def _pairs(
             "the built-in picture has another size for each of these encoders",
             "name an image, or give both the same --image-size",
         )
-    shared = a.preprocess == b.preprocess  # then one decode serves both
+    shared = a.preprocessing == b.preprocessing  # then one decode serves both
     for one in [[path] for path in paths] or [[]]:
         unread: list[FailedImage] = []
         first = next(image_batches(a, one, background, unread), None)
@@ -162,7 +162,7 @@ def _shapes(pair: Pair) -> tuple[torch.Size, torch.Size]:
 class _Together:
     """Runs both encoders on minibatches and keeps only Gram matrices and running differences."""
 
-    def __init__(self, a: LoadedModel, b: LoadedModel, examples: str) -> None:
+    def __init__(self, a: Model, b: Model, examples: str) -> None:
         self.models = (a, b)
         self.by_patch = examples == "patches"
         self.names = tuple([name for name, _ in layer_points(m.encoder)] for m in (a, b))
@@ -200,7 +200,7 @@ class _Together:
 
     @torch.inference_mode()
     def _run(
-        self, model: LoadedModel, pixels: Tensor, kept: dict[str, Tensor], *, compare: bool
+        self, model: Model, pixels: Tensor, kept: dict[str, Tensor], *, compare: bool
     ) -> list[Tensor]:
         """The Gram matrix of each layer; values are put into `kept`, or compared with it."""
         grams: list[Tensor] = []
@@ -291,10 +291,12 @@ def _size(row: LayerDifferences) -> str:
     return f"{row.layer}: {row.max_abs:.2e}, {row.relative:.1e} of its largest value"
 
 
-def config_differences(a: LoadedModel, b: LoadedModel) -> tuple[ConfigDifference, ...]:
+def config_differences(a: Model, b: Model) -> tuple[ConfigDifference, ...]:
     """The keys of encoder and preprocessing that are not the same."""
     first, second = (
-        dict(_leaves({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocess)}))
+        dict(
+            _leaves({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocessing)})
+        )
         for m in (a, b)
     )
     return tuple(

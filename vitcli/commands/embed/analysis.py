@@ -45,7 +45,7 @@ from vitcli.commands.params.analysis import model_costs
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.results import FailedImage
 
 _EXAMPLES = 10
@@ -80,7 +80,7 @@ class Progress:
 
 def encode_folder(
     request: ModelRequest,
-    model: LoadedModel,
+    model: Model,
     listing: Listing,
     out: Path,
     options: FolderOptions,
@@ -143,11 +143,11 @@ def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
     return tuple(FailureCount(code, count) for code, count in counter.most_common())
 
 
-def check_kind(model: LoadedModel, options: FolderOptions) -> None:
+def check_kind(model: Model, options: FolderOptions) -> None:
     """Refuse what could not be written, before any image is read."""
     check_format(options.format)
     model.check_reads_images()
-    _ = model.preprocess  # an error where nothing tells how pixels are prepared
+    _ = model.preprocessing  # an error where nothing tells how pixels are prepared
     there = [kind for kind in VECTORS if kind in available_tokens(model.config.encoder)]
     if options.kind not in there:
         raise VitcliError(
@@ -161,7 +161,7 @@ def check_kind(model: LoadedModel, options: FolderOptions) -> None:
 
 
 def begin_job(
-    request: ModelRequest, model: LoadedModel, listing: Listing, out: Path, options: FolderOptions
+    request: ModelRequest, model: Model, listing: Listing, out: Path, options: FolderOptions
 ) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
     try:
@@ -185,7 +185,7 @@ def begin_job(
     return begin(out, inputs, identity, root, threads, remembered(request))
 
 
-def encoder_threads(model: LoadedModel) -> int:
+def encoder_threads(model: Model) -> int:
     """Threads for a new job: half of them where decoding a photograph costs as much as encoding.
 
     Decoding 12 megapixels takes a core about as long as this many multiplications take it; above
@@ -196,7 +196,7 @@ def encoder_threads(model: LoadedModel) -> int:
     return max(1, threads // 2) if costs.macs_per_image < 5e9 else threads
 
 
-def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
+def settings(model: Model, options: FolderOptions) -> dict[str, Any]:
     """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
     chosen = {
         "version": __version__,
@@ -204,7 +204,7 @@ def settings(model: LoadedModel, options: FolderOptions) -> dict[str, Any]:
         "config": model.config.encoder.model_dump(mode="json"),
         "weights": model.weights,
         "weights_sha256": weights_digest(model.encoder),
-        "preprocess": model.preprocess.model_dump(mode="json"),
+        "preprocess": model.preprocessing.model_dump(mode="json"),
         "device": model.device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "engine": model.engine,
@@ -241,14 +241,14 @@ def read_back(job: Job, part: int, written: Rows) -> Rows:
 
 
 Work = Callable[
-    [LoadedModel, Job, Sequence[tuple[int, bool]], FolderOptions, Progress],
+    [Model, Job, Sequence[tuple[int, bool]], FolderOptions, Progress],
     Generator[tuple[int, Rows], None, None],
 ]
 """Makes the rows of parts; the flag says that some are there already."""
 
 
 def encode_parts(
-    model: LoadedModel,
+    model: Model,
     job: Job,
     parts: Sequence[tuple[int, bool]],
     options: FolderOptions,
@@ -267,9 +267,9 @@ def encode_parts(
             yield part, encoder.encode(partial_rows(job, part, partly), decoded)
 
 
-def decode_work(model: LoadedModel, options: FolderOptions) -> DecodeWork:
+def decode_work(model: Model, options: FolderOptions) -> DecodeWork:
     return DecodeWork(
-        model.preprocess,
+        model.preprocessing,
         options.background,
         options.max_pixels,
         options.min_side,

@@ -17,7 +17,7 @@ from vitcli.files import is_folder
 
 if TYPE_CHECKING:
     from vitcli.commands.embed.encoder import FolderOptions
-    from vitcli.model import LoadedModel
+    from vitcli.model import Model
 
 _FILES = (".npz", ".npy", ".safetensors")
 
@@ -167,7 +167,7 @@ def run_job(
         from vitcli.model import load_model
 
         options = job.to_options(how["tokens"], how["background"])
-        loaded: LoadedModel = load_model(request)
+        loaded: Model = load_model(request)
     if loaded.report:
         note(loaded.report.line())
     listing = Listing(tuple(inputs), job.any_suffix, Path(out))

@@ -15,7 +15,7 @@ from vitcli.commands.encode.analysis import NormTable, run_observed, select_toke
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import MAX_PIXELS
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.hooks import layer_points
 
 VECTORS = ("pooled", "output", "cls", "dist")
@@ -75,13 +75,13 @@ def failure(rows: Rows, row: int) -> VitcliError:
 class PartEncoder:
     """Fills the rows of a part that are not `ok` yet, batch by batch."""
 
-    def __init__(self, model: LoadedModel, options: FolderOptions, tell: Tell) -> None:
+    def __init__(self, model: Model, options: FolderOptions, tell: Tell) -> None:
         self.model = model
         self.options = options
         self.tell = tell
         self.widths = array_widths(model, options)
         # Images that keep their own size share no batch: one at a time.
-        self.batch = options.batch if model.preprocess.output_size else 1
+        self.batch = options.batch if model.preprocessing.output_size else 1
 
     def encode(self, rows: Rows, decoded: Iterator[Decoded]) -> Rows:
         """Rows whose status is not `ok` take the next of `decoded` each; the others stay."""
@@ -147,7 +147,7 @@ class PartEncoder:
                     array[row] = np.nan
 
 
-def vector_width(model: LoadedModel, kind: str) -> int:
+def vector_width(model: Model, kind: str) -> int:
     """Numbers in one vector of that kind, from a pass of nothing through the encoder."""
     height, width = model.input_size
     nothing = torch.zeros(1, 3, height, width, device=model.device, dtype=model.dtype)
@@ -160,7 +160,7 @@ def vector_width(model: LoadedModel, kind: str) -> int:
     return int(vector.shape[1])
 
 
-def array_widths(model: LoadedModel, options: FolderOptions) -> dict[str, int]:
+def array_widths(model: Model, options: FolderOptions) -> dict[str, int]:
     """The columns of arrays in a part, and their widths."""
     widths = {"vector": vector_width(model, options.kind)}
     if options.norms:

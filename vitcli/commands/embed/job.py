@@ -23,7 +23,7 @@ from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.model import LoadedModel, load_model
+from vitcli.model import Model, load_model
 
 MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
@@ -282,7 +282,7 @@ def recalled(plain: dict[str, Any]) -> ModelRequest:
     return ModelRequest(**{**plain, **changes})
 
 
-def load_saved(folder: Path, device: str = "auto") -> LoadedModel:
+def load_saved(folder: Path, device: str = "auto") -> Model:
     """The model that made the vectors in `folder`.
 
     Raises:

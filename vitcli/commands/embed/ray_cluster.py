@@ -21,7 +21,7 @@ from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.shards import Entry
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.model import LoadedModel, load_model
+from vitcli.model import Model, load_model
 
 _START = "ray start --head there, or leave out --address"
 _STORE_BYTES = 512 * 2**20
@@ -66,7 +66,7 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
     """
 
     def work(
-        model: LoadedModel,
+        model: Model,
         job: Job,
         parts: Sequence[tuple[int, bool]],
         options: FolderOptions,
@@ -86,7 +86,7 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
 def _spread(
     ray: Any,
     request: ModelRequest,
-    model: LoadedModel,
+    model: Model,
     job: Job,
     parts: Sequence[tuple[int, bool]],
     options: FolderOptions,

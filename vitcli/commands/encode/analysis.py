@@ -15,20 +15,20 @@ from vitcli.commands.encode.vectors import check_tokens
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import Observer, layer_points, tapped
 from vitcli.results import FailedImage, ModelInfo
 
-Around = Callable[[LoadedModel, Sequence[Prepared]], AbstractContextManager[None]]
+Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 
 
-def nothing_around(model: LoadedModel, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
+def nothing_around(model: Model, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
     """A forward pass that nobody else watches."""
     return nullcontext()
 
 
-def model_info(model: LoadedModel) -> ModelInfo:
+def model_info(model: Model) -> ModelInfo:
     encoder = model.config.encoder
     return ModelInfo(
         model.name,
@@ -44,7 +44,7 @@ def model_info(model: LoadedModel) -> ModelInfo:
 
 
 def encode(
-    model: LoadedModel,
+    model: Model,
     paths: Sequence[str],
     tokens: Sequence[str] = (),
     background: tuple[int, int, int] = (255, 255, 255),
@@ -83,7 +83,7 @@ def encode(
 
 @torch.inference_mode()
 def _run(
-    model: LoadedModel, batch: Sequence[Prepared]
+    model: Model, batch: Sequence[Prepared]
 ) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
     """The layer table of each image, and the encoder's output."""
     table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
@@ -92,7 +92,7 @@ def _run(
 
 
 @torch.inference_mode()
-def run_observed(model: LoadedModel, pixels: Tensor, observe: Observer | None) -> EncoderOutput:
+def run_observed(model: Model, pixels: Tensor, observe: Observer | None) -> EncoderOutput:
     """One forward pass by the model's engine; `observe` sees the tokens at each `layer_points`."""
     if model.runner:
         output, layers = model.runner(pixels)
@@ -156,7 +156,7 @@ class NormTable:
 
 
 def _image(
-    model: LoadedModel,
+    model: Model,
     item: Prepared,
     layers: tuple[LayerNorms, ...],
     output: EncoderOutput,
@@ -168,7 +168,7 @@ def _image(
         mode=decoded.mode,
         width=decoded.width,
         height=decoded.height,
-        preparation=describe(model.preprocess, decoded.width, decoded.height)
+        preparation=describe(model.preprocessing, decoded.width, decoded.height)
         + _left_over(item.pixels.shape[-2:], model.config.encoder.patch_size),
         input_shape=(1, *item.pixels.shape),
         output_shape=(1, *output.tokens.shape[1:]),
@@ -188,7 +188,7 @@ def _left_over(size: Sequence[int], patch: int) -> str:
     return f"; the last {' and '.join(edges)} fill no patch and are not read" if edges else ""
 
 
-def select_tokens(model: LoadedModel, output: EncoderOutput, kind: str) -> np.ndarray:
+def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
     """One kind of TOKENS of each image as float32 (float64 for a float64 model).
 
     cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width).

@@ -15,7 +15,7 @@ from vitcli.commands.attention.reductions import patch_index
 from vitcli.errors import VitcliError
 from vitcli.images.patches import Box, FeatureSheet, grid_box, patch_box
 from vitcli.inference import Prepared
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.hooks import layer_points, tapped
 
 COMPONENTS = 3
@@ -109,7 +109,7 @@ class FeatureCollector:
     _titles: list[str] = field(default_factory=list)
 
     @contextmanager
-    def __call__(self, model: LoadedModel, batch: Sequence[Prepared]) -> Iterator[None]:
+    def __call__(self, model: Model, batch: Sequence[Prepared]) -> Iterator[None]:
         points = layer_points(model.encoder)
         name, module = points[layer_index(self.layer, [name for name, _ in points])]
         grid = model.encoder.front_end.grid(batch[0].pixels)
@@ -127,7 +127,7 @@ class FeatureCollector:
             self.pictures.append(picture)
             self._tokens.append(tokens.float().unflatten(0, grid))
             self._boxes.append(
-                grid_box(model.preprocess, size, grid, model.config.encoder.patch_size)
+                grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
             )
             self._titles.append(f"{PurePath(item.path).name}, {model.name}, {name}")
 

@@ -16,14 +16,14 @@ from vitcli.engines import OPSET
 from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.encoder import EncoderOutput
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2)
 
 
-def export(model: LoadedModel, path: Path, opset: int = OPSET) -> ExportResult:
+def export(model: Model, path: Path, opset: int = OPSET) -> ExportResult:
     """Export at the model's input size with a free batch, then run the file beside eager.
 
     Raises:
@@ -90,7 +90,7 @@ def _tensor(value: object) -> ExportedTensor:
     return ExportedTensor(value.name, shape)  # type: ignore[attr-defined]
 
 
-def convert(model: LoadedModel, folder: Path) -> ConvertResult:
+def convert(model: Model, folder: Path) -> ConvertResult:
     """Write a loaded checkpoint as `folder`, which loads back bit for bit.
 
     Raises:
@@ -98,7 +98,7 @@ def convert(model: LoadedModel, folder: Path) -> ConvertResult:
     """
     if model.report is None:
         raise VitcliError("these weights are fresh: there is no checkpoint to convert")
-    config = model.config.model_copy(update={"preprocess": model.preprocess})
+    config = model.config.model_copy(update={"preprocess": model.preprocessing})
     save_snapshot(folder, config, model.encoder)
     file = folder / WEIGHTS_FILE
     return ConvertResult(

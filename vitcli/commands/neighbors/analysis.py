@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 
 
 def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -> NeighborsResult:
@@ -95,9 +95,9 @@ def _place(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _encoded(model: LoadedModel, image: str, settings: dict[str, Any]) -> np.ndarray:
+def _encoded(model: Model, image: str, settings: dict[str, Any]) -> np.ndarray:
     red, green, blue = settings["background"]
-    pixels = preprocess(decode(image, background=(red, green, blue)).image, model.preprocess)
+    pixels = preprocess(decode(image, background=(red, green, blue)).image, model.preprocessing)
     with torch.inference_mode():
         batch = torch.from_numpy(pixels)[None].to(model.device, model.dtype)
         vector: np.ndarray = select_tokens(model, model.encoder(batch), settings["kind"])[0]

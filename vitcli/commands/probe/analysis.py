@@ -26,7 +26,7 @@ from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.preprocess import preprocess
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 
 SPLITS = ("train", "val", "valid", "validation", "test")
 _BATCH = 16
@@ -92,7 +92,7 @@ def _unshared(names: list[list[str]]) -> list[list[str]]:
 
 def from_images(
     request: ModelRequest,
-    model: LoadedModel,
+    model: Model,
     folder: Path,
     out: Path | None,
     options: FolderOptions,
@@ -140,8 +140,8 @@ def _drawn(items: Items, limit: int | None) -> tuple[Items, np.ndarray]:
     return items, np.sort(order[:limit])
 
 
-def _encoded(model: LoadedModel, pictures: Sequence[Any], kind: str) -> np.ndarray:
-    pixels = [preprocess(picture.convert("RGB"), model.preprocess) for picture in pictures]
+def _encoded(model: Model, pictures: Sequence[Any], kind: str) -> np.ndarray:
+    pixels = [preprocess(picture.convert("RGB"), model.preprocessing) for picture in pictures]
     batch = torch.from_numpy(np.stack(pixels)).to(model.device, model.dtype)
     with torch.inference_mode():
         return select_tokens(model, model.encoder(batch), kind).astype(np.float32)

@@ -15,14 +15,14 @@ from vitcli.commands.profile.session import Session, random_images
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines.engine import Engine, largest_error, prepare_engine
 from vitcli.inference import Advance
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.nn.hooks import attentions
 
 
 def profile(
-    model: LoadedModel,
+    model: Model,
     settings: ProfileSettings,
     advance: Advance = lambda done, total: None,
 ) -> ProfileResult:

@@ -26,7 +26,7 @@ from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettin
 from vitcli.engines.engine import Engine
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.attention import FusedAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 from vitcli.nn.hooks import attentions
@@ -38,7 +38,7 @@ RECORDED_S, MOST_RECORDED = 2.0, 10
 GIB = 2**30
 
 
-def random_images(model: LoadedModel, batch: int) -> Tensor:
+def random_images(model: Model, batch: int) -> Tensor:
     """Standard normal pixels, (B, C, height, width), the same on every run."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, model.config.encoder.channels, *model.input_size)
@@ -77,7 +77,7 @@ class Session:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: Model,
         settings: ProfileSettings,
         engines: Sequence[Engine],
         advance: Advance,

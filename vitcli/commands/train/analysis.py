@@ -27,7 +27,7 @@ from vitcli.config.request import ModelRequest
 from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import Shapes
-from vitcli.model import LoadedModel, load_model, pick_device
+from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
 
 Run = TypeVar("Run", ShapesRun, ImagesRun)
@@ -39,12 +39,12 @@ def nothing(report: StepReport) -> None:
     pass
 
 
-def source_of(request: TrainRequest) -> LoadedModel | None:
+def source_of(request: TrainRequest) -> Model | None:
     """The model that a run starts from, or none where its weights are fresh or resumed."""
     return load_model(request.model) if request.model.weights else None
 
 
-def shapes_config(request: TrainRequest, source: LoadedModel | None = None) -> ShapesRun:
+def shapes_config(request: TrainRequest, source: Model | None = None) -> ShapesRun:
     """The whole config of a run on shapes.
 
     Raises:
@@ -58,7 +58,7 @@ def shapes_config(request: TrainRequest, source: LoadedModel | None = None) -> S
 def train_shapes(
     request: TrainRequest,
     config: ShapesRun,
-    source: LoadedModel | None = None,
+    source: Model | None = None,
     on_report: OnReport = nothing,
 ) -> TrainResult:
     """Train on synthetic shapes.
@@ -72,7 +72,7 @@ def train_shapes(
     return run(request, config, data, source, on_report)
 
 
-def images_config(request: TrainRequest, source: LoadedModel | None = None) -> ImagesRun:
+def images_config(request: TrainRequest, source: Model | None = None) -> ImagesRun:
     """The whole config of a run on images, but for the classifier (see `images_of`).
 
     Raises:
@@ -105,7 +105,7 @@ def train_images(
     request: TrainRequest,
     config: ImagesRun,
     data: ImagesSource,
-    source: LoadedModel | None = None,
+    source: Model | None = None,
     on_report: OnReport = nothing,
 ) -> TrainResult:
     """Train on images.
@@ -161,7 +161,7 @@ def run(
     request: TrainRequest,
     config: ShapesRun | ImagesRun,
     data: TrainingData,
-    source: LoadedModel | None = None,
+    source: Model | None = None,
     on_report: OnReport = nothing,
 ) -> TrainResult:
     """Train the config's encoder on `data`, in this process or in all that torchrun started."""
