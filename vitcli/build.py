@@ -57,7 +57,7 @@ def _table(kind: type[LearnedPosition], c: EncoderConfig) -> NoPosition:
 def _rope(c: EncoderConfig) -> NoPosition:
     rope = c.rope
     return RopePosition(
-        c.head_width,
+        c.head_dim,
         rope.theta,
         rope.coordinates,
         rope.layout,
@@ -72,13 +72,13 @@ def _map_pooling(c: EncoderConfig) -> nn.Module:
 
 
 def _out(c: EncoderConfig) -> int:
-    assert c.head_dim is not None  # the schema refuses such a config
-    return c.head_dim
+    assert c.head_out is not None  # the schema refuses such a config
+    return c.head_out
 
 
 def _window(c: EncoderConfig) -> Mask:
     assert c.attention.window is not None  # the schema refuses such a config
-    return WindowMask(c.attention.window, c.attention.full_blocks)
+    return WindowMask(c.attention.window, [block - 1 for block in c.attention.full_blocks])
 
 
 POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
@@ -113,7 +113,7 @@ QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "none": lambda c: nn.Identity(),
     "width": lambda c: NORMS[c.attention.qk_norm_kind](c.hidden, c.attention.qk_norm_eps),
     "head": lambda c: PerHeadNorm(
-        NORMS[c.attention.qk_norm_kind](c.head_width, c.attention.qk_norm_eps), c.heads
+        NORMS[c.attention.qk_norm_kind](c.head_dim, c.attention.qk_norm_eps), c.heads
     ),
 }
 

@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.config.load import config_yaml, known_keys, load_config, parse_setting
+from vitcli.config.load import (
+    config_yaml,
+    known_keys,
+    load_config,
+    parse_setting,
+    read_saved_config,
+)
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
+from vitcli.config.training import ImagesRun
 from vitcli.config.yaml import parse_value, read_yaml
 from vitcli.errors import VitcliError
 
@@ -81,7 +88,7 @@ def test_a_config_without_preset_starts_from_vit_b16(tmp_path: Path) -> None:
         ("encoder:\n  cls_token: false", ["mine.yaml:2", "encoder.pooling", "cls_token"]),
         ("encoder:\n  patch_size: 300", ["mine.yaml:2", "encoder.patch_size", "larger"]),
         ("encoder:\n  image_size: [1, 2, 3]", ["mine.yaml:2", "encoder.image_size"]),
-        ("encoder:\n  head: linear", ["mine.yaml:2", "encoder.head_dim", "linear"]),
+        ("encoder:\n  head: linear", ["mine.yaml:2", "encoder.head_out", "linear"]),
         ("encoder:\n  heads: 5", ["mine.yaml:2", "encoder.hidden", "heads = 5"]),
         ("preset: dinov3-s16\nencoder:\n  heads: 64", ["mine.yaml:3", "encoder.position"]),
         ("encoder:\n  image_size: 8", ["mine.yaml:2", "encoder.patch_size", "8x8"]),
@@ -172,3 +179,32 @@ def test_image_size_is_the_input_and_not_the_table() -> None:
     assert config.encoder == load_config(ModelConfig, "vit-b16").encoder
     with pytest.raises(VitcliError, match="smaller than a patch"):
         ModelRequest(preset="vit-b16", image_size=(8, 512)).fresh_config()
+
+
+def test_the_heads_width_has_a_name_of_its_own(tmp_path: Path) -> None:
+    """`head_dim` is hidden / heads everywhere in the field; the output head's width is head_out."""
+    assert load_config(ModelConfig, "vit-b16").encoder.head_dim == 64
+    for text, settings in [("encoder: {head_dim: 3}", ()), ("{}", ("encoder.head_dim=3",))]:
+        with pytest.raises(VitcliError, match=r"head_dim: is called encoder\.head_out") as refused:
+            load(tmp_path, text, *settings)
+        assert "head_out" in refused.value.hint
+
+
+def test_a_config_that_the_first_release_saved_is_read_in_its_own_words(tmp_path: Path) -> None:
+    """It wrote head_dim and `centred`, and counted blocks and heads from 0."""
+    saved = tmp_path / "config.yaml"
+    saved.write_text(
+        "name: old\n"
+        "encoder:\n"
+        "  head: linear\n  head_dim: 7\n  position: rope2d\n  rope: {coordinates: centred}\n"
+        "  attention: {mask: window, window: 2, full_blocks: [0, 11]}\n"
+        'train: {lora: {heads: ["11:2", "0:0"]}}\n'
+    )
+    config = load_config(ImagesRun, start=read_saved_config(saved))
+    assert config.encoder.head_out == 7
+    assert config.encoder.rope.coordinates == "centered"
+    assert config.encoder.attention.full_blocks == (1, 12)
+    assert config.train.lora.heads == ("12:3", "1:1")
+    assert config.train.lora.places() == ((11, 2), (0, 0))
+    saved.write_text(config_yaml(config))
+    assert load_config(ImagesRun, start=read_saved_config(saved)) == config

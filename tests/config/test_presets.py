@@ -21,11 +21,11 @@ from vitcli.nn import block as feedforward
 from vitcli.nn import block as norms
 from vitcli.nn import initialize as initialize
 
-LINEAR = {"head": "linear", "head_dim": 1000}
+LINEAR = {"head": "linear", "head_out": 1000}
 TANH = {"head": "tanh"}
-DISTILLED = {"head": "distilled", "head_dim": 1000}
+DISTILLED = {"head": "distilled", "head_out": 1000}
 PROBE = {"pooling": "cls+mean", **LINEAR}
-BARE = {"head": "none", "head_dim": None}
+BARE = {"head": "none", "head_out": None}
 
 # The processors read a still image through two equal temporal slots of a 3D patch weight; here
 # the slots are one weight, their sum, so a Qwen tower has one slot fewer than the published file.
@@ -243,7 +243,7 @@ def test_head_widths_are_the_published_ones() -> None:
     for name in PRESETS:
         starts = [width for start, width in families.items() if name.startswith(start)]
         expected = odd.get(name) or (starts[0] if starts else 64)
-        assert preset(name).encoder.head_width == expected, name
+        assert preset(name).encoder.head_dim == expected, name
 
 
 @pytest.mark.parametrize(

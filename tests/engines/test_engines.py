@@ -14,7 +14,7 @@ from vitcli.nn.hooks import layer_points, tapped
 
 VARIANTS = [
     {},
-    {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_dim": 5},
+    {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_out": 5},
     {"position": "alibi2d", "attention": {"mask": "window", "window": 2}, "pooling": "none"},
     {"cls_token": False, "pooling": "mean", "mlp": "gated", "norm": "rmsnorm", "layer_scale": 0.1},
 ]

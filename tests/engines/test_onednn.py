@@ -24,7 +24,7 @@ def calls(recording) -> set[str]:
         {},
         {"activation": "gelu_tanh", "attention": {"qkv_bias": "none"}, "pooling": "map"},
         {"activation": "quick_gelu", "attention": {"qkv_bias": "qv"}},
-        {"mlp": "gated", "activation": "silu", "head": "linear", "head_dim": 3},
+        {"mlp": "gated", "activation": "silu", "head": "linear", "head_out": 3},
     ],
 )
 def test_outputs_agree_with_plain_torch(changes, images):

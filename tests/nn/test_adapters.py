@@ -30,7 +30,7 @@ def head_outputs(encoder: VisionEncoder, layer: int, images: Tensor) -> Tensor:
 
 
 def adapted(**how: object) -> VisionEncoder:
-    encoder = tiny_encoder(head="linear", head_dim=4)
+    encoder = tiny_encoder(head="linear", head_out=4)
     adapt_heads(encoder, [(1, 2)], **{"rank": 3, "alpha": 6.0} | how)  # type: ignore[arg-type]
     return encoder
 
@@ -50,12 +50,12 @@ def test_parameters_of_a_head_are_3_r_D_plus_d_r(rank: int) -> None:
 
 
 def test_a_fresh_adapter_changes_nothing(images: Tensor) -> None:
-    base, encoder = tiny_encoder(head="linear", head_dim=4), adapted().double()
+    base, encoder = tiny_encoder(head="linear", head_out=4), adapted().double()
     assert encoder(images).output.equal(base(images).output)
 
 
 def test_only_the_adapted_head_moves_and_the_others_keep_every_bit(images: Tensor) -> None:
-    base, encoder = tiny_encoder(head="linear", head_dim=4), adapted()
+    base, encoder = tiny_encoder(head="linear", head_out=4), adapted()
     shake(encoder)
     before, after = head_outputs(base, 1, images), head_outputs(encoder, 1, images)
     assert after[:, :2].equal(before[:, :2])
@@ -79,7 +79,7 @@ def test_output_is_x_times_w_plus_alpha_over_r_b_a(images: Tensor) -> None:
 
 @pytest.mark.parametrize("bias", ["qkv", "qv", "none"])
 def test_merging_gives_the_same_outputs(images: Tensor, bias: str) -> None:
-    encoder = tiny_encoder(head="linear", head_dim=4, attention={"qkv_bias": bias})
+    encoder = tiny_encoder(head="linear", head_out=4, attention={"qkv_bias": bias})
     plain = copy.deepcopy(encoder)
     adapt_heads(encoder, [(0, 1), (1, 0), (1, 2)], rank=2)
     shake(encoder)
@@ -89,7 +89,7 @@ def test_merging_gives_the_same_outputs(images: Tensor, bias: str) -> None:
 
 
 def test_adapters_alone_are_added_to_another_copy_of_the_base(images: Tensor) -> None:
-    encoder, base = adapted(), tiny_encoder(head="linear", head_dim=4)
+    encoder, base = adapted(), tiny_encoder(head="linear", head_out=4)
     shake(encoder)
     add_adapter_state(base, adapter_state(encoder))
     assert torch.allclose(base(images).output, encoder(images).output, rtol=0, atol=1e-12)
@@ -109,9 +109,9 @@ def test_adapters_of_another_encoder_are_refused() -> None:
 
 
 def test_impossible_places_are_refused() -> None:
-    with pytest.raises(ValueError, match="no layer 2"):
+    with pytest.raises(ValueError, match="no block 3"):
         adapt_heads(tiny_encoder(), [(2, 0)])
-    with pytest.raises(ValueError, match="no head 3"):
+    with pytest.raises(ValueError, match="no head 4"):
         adapt_heads(tiny_encoder(), [(0, 3)])
     wide = tiny_encoder(attention={"qk_norm": "width"})
     with pytest.raises(ValueError, match="adapt v alone"):

@@ -123,28 +123,28 @@ def test_pooling_by_definition(images: torch.Tensor) -> None:
 
 
 def test_heads_by_definition(images: torch.Tensor) -> None:
-    linear = tiny_encoder(head="linear", head_dim=5)
+    linear = tiny_encoder(head="linear", head_out=5)
     output = linear(images)
     assert torch.equal(output.output, linear.head.linear(output.pooled))
     tanh = tiny_encoder(head="tanh")
     output = tanh(images)
     assert torch.equal(output.output, tanh.head.linear(output.pooled).tanh())
-    both = tiny_encoder(head="tanh_linear", head_dim=5)
+    both = tiny_encoder(head="tanh_linear", head_out=5)
     output = both(images)
     assert torch.equal(output.output, both.head.linear(both.head.pre_logits(output.pooled).tanh()))
-    projection = tiny_encoder(head="projection", head_dim=5, pool_norm=True, final_norm=False)
+    projection = tiny_encoder(head="projection", head_out=5, pool_norm=True, final_norm=False)
     output = projection(images)
     assert projection.head.linear.bias is None
     normed = projection.pool_norm(output.tokens[:, 0])
     assert torch.equal(output.output, normed @ projection.head.linear.weight.T)
-    two = tiny_encoder(head="distilled", head_dim=5, dist_token=True)
+    two = tiny_encoder(head="distilled", head_out=5, dist_token=True)
     output = two(images)
     expected = (two.head.cls(output.tokens[:, 0]) + two.head.dist(output.tokens[:, 1])) / 2
     assert torch.equal(output.output, expected)
 
 
 def test_the_merger_joins_two_by_two_cells() -> None:
-    encoder = tiny_encoder(head="merger", head_dim=5, image_size=(32, 48), pooling="none")
+    encoder = tiny_encoder(head="merger", head_out=5, image_size=(32, 48), pooling="none")
     output = encoder(torch.randn(1, 3, 32, 48, dtype=torch.float64))
     head, normed = encoder.head, encoder.head.norm(output.tokens[0, 1:]).unflatten(0, (4, 6))
     assert output.output.shape == (1, 2 * 3, 5)
@@ -235,3 +235,12 @@ def test_layer_points_name_every_layer(images: torch.Tensor) -> None:
     assert torch.equal(seen["norm"], output.tokens)
     assert torch.equal(seen["input"], encoder.front_end(images))
     assert not any(module._forward_hooks for module in encoder.modules()), "hooks come off"
+
+
+def test_a_hook_on_the_vit_sees_the_tokens(images: torch.Tensor) -> None:
+    encoder = tiny_encoder()
+    seen: list[torch.Tensor] = []
+    encoder.vit.register_forward_hook(lambda _, __, tokens: seen.append(tokens))
+    output = encoder(images)
+    assert len(seen) == 1 and torch.equal(seen[0], output.tokens)
+    assert torch.equal(encoder.vit.norm(output.tokens_before_norm), output.tokens)

@@ -19,10 +19,10 @@ from vitcli.checkpoints.match import Match, Part, assign, detect
 from vitcli.checkpoints.preprocessing import preprocess_of
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import settle
-from vitcli.config.load import Layers, Setting, preset_layers, validate
+from vitcli.config.load import Layers, Setting, preset_layers, read_saved_config, validate
 from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
-from vitcli.config.yaml import Document, read_yaml
+from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import LoadReport, Settled
@@ -225,7 +225,7 @@ def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence
     """
     layers = Layers()
     if checkpoint.snapshot_config is not None:
-        document = read_yaml(checkpoint.snapshot_config)
+        document = read_saved_config(checkpoint.snapshot_config)
         by = checkpoint.snapshot_config.name
         base = document.data.get("preset")
         for layer in preset_layers(base) if isinstance(base, str) else []:

@@ -38,7 +38,7 @@ GEOMETRY = (
 """What a preset given for help must agree on with the tensors."""
 
 
-FREE = ("pooling", "pool_norm", "head", "head_dim", "final_norm", "position")
+FREE = ("pooling", "pool_norm", "head", "head_out", "final_norm", "position")
 """What the user may choose against the tensors; those no longer needed are then left out."""
 
 _SIZE: TypeAdapter[tuple[int, int]] = TypeAdapter(Size)
@@ -120,7 +120,7 @@ def settle(
     told = told_by_shapes(shapes) | match.told
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
-        chosen.add("head_dim")
+        chosen.add("head_out")
     told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
     stated = {k: v for k, v in stated.items() if k not in chosen}
     claims.add(told, "the tensors")

@@ -38,10 +38,10 @@ def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
     if any(name.startswith("pooling.") for name in shapes):
         told["pooling"] = "map"
     if not any(name.startswith("head.") for name in shapes):
-        told |= {"head": "none", "head_dim": None}
+        told |= {"head": "none", "head_out": None}
     for name in ("head.linear.weight", "head.cls.weight", "head.fc2.weight"):
         if name in shapes:
-            told["head_dim"] = shapes[name][0]
+            told["head_out"] = shapes[name][0]
     return told
 
 

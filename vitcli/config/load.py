@@ -20,6 +20,10 @@ from vitcli.errors import VitcliError
 Config = TypeVar("Config", bound=ModelConfig)
 Schema = TypeVar("Schema", bound=BaseModel)
 DEFAULT_PRESET = "vit-b16"
+RENAMED = {"encoder.head_dim": "encoder.head_out"}
+"""Keys of earlier releases. `head_dim` was the width of the output head; in the field it is the
+width of an attention head."""
+RENAMED_HINT = "write encoder.head_out, the width of the head's output"
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,37 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
     base = document.data.pop("preset", None)
     return [*(preset_layers(base) if base else []), document]
+
+
+def read_saved_config(path: str | Path) -> Document:
+    """A config.yaml that vitcli wrote beside weights or into a run, by any release.
+
+    The first release wrote every key, `encoder.head_dim` among them, and counted blocks and heads
+    from 0; what it wrote is brought to today's names and counts.
+
+    Raises:
+        VitcliError: as `read_yaml`.
+    """
+    document = read_yaml(path)
+    encoder = document.data.get("encoder")
+    if not isinstance(encoder, dict) or "head_dim" not in encoder:
+        return document
+    encoder["head_out"] = encoder.pop("head_dim")
+    attention, train = encoder.get("attention"), document.data.get("train")
+    lora = train.get("lora") if isinstance(train, dict) else None
+    if isinstance(attention, dict) and isinstance(attention.get("full_blocks"), list):
+        attention["full_blocks"] = [
+            block + 1 if isinstance(block, int) else block for block in attention["full_blocks"]
+        ]
+    if isinstance(lora, dict) and isinstance(lora.get("heads"), list):
+        lora["heads"] = [_from_one(head) for head in lora["heads"]]
+    return document
+
+
+def _from_one(head: Any) -> Any:
+    """`11:2`, counted from 0, as `12:3`."""
+    found = re.fullmatch(r"(\d+):(\d+)", str(head))
+    return f"{int(found[1]) + 1}:{int(found[2]) + 1}" if found else head
 
 
 @dataclass
@@ -205,6 +240,8 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     path = tuple(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         source, dotted = layers.source(path), ".".join(path)
+        if dotted in RENAMED:
+            return VitcliError(f"{source}: {dotted}: is called {RENAMED[dotted]}", RENAMED_HINT)
         return VitcliError(f"{source}: {dotted}: unknown key", nearest(dotted, known_keys(schema)))
     if problem["type"] == "value_error":  # our own checks begin with the keys they are about
         named, _, text = str(problem["ctx"]["error"]).partition(": ")

@@ -6,9 +6,17 @@ literal here equal to the table of variants there.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from vitcli.config.yaml import Floats, Ints, Rate, Size, Triple
 
@@ -32,7 +40,7 @@ TableResize = Literal[
     "bilinear_antialias",
     "bilinear_align_corners",
 ]
-RopeCoordinates = Literal["centred", "index", "reference"]
+RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
 ResizeKind = Literal["none", "shortest", "squash", "smart"]
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -61,7 +69,10 @@ class RopeConfig(Section):
     periods: Floats | None = None
     """One for each pair of channels of an axis, in place of theta's (the original DINOv3 stores
     them, rounded); coordinates are divided by them."""
-    coordinates: RopeCoordinates = "centred"
+    coordinates: Annotated[
+        RopeCoordinates,
+        BeforeValidator(lambda word: "centered" if word == "centred" else word),  # its old name
+    ] = "centered"
     reference_grid: Size = (16, 16)
     """The grid that `coordinates: reference` scales indices to (EVA-02)."""
     layout: RopeLayout = "half"
@@ -72,7 +83,7 @@ class AttentionConfig(Section):
     window: PositiveInt | None = None
     """Side in patches of the squares that `mask: window` attends within."""
     full_blocks: Ints = ()
-    """Blocks that attend over the whole image although `mask: window` is set."""
+    """Blocks, from 1, that attend over the whole image although `mask: window` is set."""
     qkv_bias: BiasParts = "qkv"
     qk_norm: QkNormScope = "none"
     qk_norm_kind: NormKind = "layernorm"
@@ -124,7 +135,7 @@ class EncoderConfig(Section):
     pool_norm: bool = False
     """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
     head: HeadKind = "none"
-    head_dim: PositiveInt | None = None
+    head_out: PositiveInt | None = None
     """Width of the head's output: classes, projection or language width."""
 
     init: InitScheme = "trunc_normal"
@@ -152,7 +163,7 @@ class EncoderConfig(Section):
         return int(self.cls_token) + int(self.dist_token) if rows is None else rows
 
     @property
-    def head_width(self) -> int:
+    def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.hidden // self.heads
 
@@ -188,15 +199,15 @@ class EncoderConfig(Section):
             ),
             (
                 "position, hidden, heads",
-                self.position == "rope2d" and self.head_width % 4 != 0,
-                f"rope2d needs hidden / heads = {self.head_width} to be a multiple of 4",
+                self.position == "rope2d" and self.head_dim % 4 != 0,
+                f"rope2d needs hidden / heads = {self.head_dim} to be a multiple of 4",
             ),
             (
                 "rope.periods, position, hidden, heads",
                 self.position == "rope2d"
                 and self.rope.periods is not None
-                and len(self.rope.periods) != self.head_width // 4,
-                f"hidden / heads = {self.head_width} needs {self.head_width // 4} of them",
+                and len(self.rope.periods) != self.head_dim // 4,
+                f"hidden / heads = {self.head_dim} needs {self.head_dim // 4} of them",
             ),
             (
                 "position, hidden",
@@ -235,14 +246,14 @@ class EncoderConfig(Section):
                 f"merger joins 2x2 patches, but the grid is {self.grid[0]}x{self.grid[1]}",
             ),
             (
-                "head_dim, head",
+                "head_out, head",
                 self.head in ("linear", "tanh_linear", "projection", "distilled", "merger")
-                and self.head_dim is None,
-                f"head: {self.head} needs head_dim, the width of its output",
+                and self.head_out is None,
+                f"head: {self.head} needs head_out, the width of its output",
             ),
             (
-                "head_dim, head",
-                self.head in ("none", "tanh") and self.head_dim is not None,
+                "head_out, head",
+                self.head in ("none", "tanh") and self.head_out is not None,
                 f"head: {self.head} has no width to choose",
             ),
             (
@@ -255,9 +266,9 @@ class EncoderConfig(Section):
                 bool(attention.full_blocks)
                 and (
                     attention.mask != "window"
-                    or not all(0 <= block < self.depth for block in attention.full_blocks)
+                    or not all(1 <= block <= self.depth for block in attention.full_blocks)
                 ),
-                f"blocks 0 to {self.depth - 1} that leave the window, with mask: window only",
+                f"blocks 1 to {self.depth} that leave the window, with mask: window only",
             ),
         ]
         return [(keys, text) for keys, wrong, text in checks if wrong]

@@ -14,10 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from vitcli.config.load import Setting, load_config
+from vitcli.config.load import Setting, load_config, read_saved_config
 from vitcli.config.request import ModelRequest, check_device, check_table_rule
 from vitcli.config.schema import ModelConfig, Section
-from vitcli.config.yaml import Document, Fraction, Pair, Rate, read_yaml, words
+from vitcli.config.yaml import Document, Fraction, Pair, Rate, words
 from vitcli.errors import VitcliError
 
 ShapeName = Literal[
@@ -88,7 +88,7 @@ class LoraConfig(Section):
     """Low-rank adapters on chosen heads; no head means none."""
 
     heads: words(str) = ()  # type: ignore[valid-type]
-    """LAYER:HEAD, both from 0."""
+    """BLOCK:HEAD, both from 1."""
     rank: PositiveInt = 4
     alpha: PositiveFloat = 8.0
     """The adapter is scaled by alpha / rank."""
@@ -104,11 +104,13 @@ class LoraConfig(Section):
         return self
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(layer, head) of each adapter."""
+        """(block, head) of each adapter, both from 0 as modules are indexed."""
         pairs = [head.split(":") for head in self.heads]
         if not all(len(pair) == 2 and all(p.isdecimal() for p in pair) for pair in pairs):
-            raise ValueError("heads: each LAYER:HEAD, for example 11:3")
-        places = tuple((int(layer), int(head)) for layer, head in pairs)
+            raise ValueError("heads: each BLOCK:HEAD, for example 12:3")
+        places = tuple((int(block) - 1, int(head) - 1) for block, head in pairs)
+        if any(number < 0 for place in places for number in place):
+            raise ValueError("heads: blocks and heads count from 1")
         if len(set(places)) < len(places):
             raise ValueError("heads: the same head twice")
         return places
@@ -274,7 +276,7 @@ class TrainRequest:
             VitcliError: as `load_config`; settings of adapters without a head to adapt.
         """
         if self.resumed_config:
-            start = read_yaml(self.resumed_config)
+            start = read_saved_config(self.resumed_config)
         elif source:
             model = source.model_dump(mode="python")
             rest = {key: value for key, value in recipe.items() if key in ("data", "train")}
@@ -286,5 +288,5 @@ class TrainRequest:
         check_table_rule(self.settings, config.encoder)
         lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
         if lone and not config.train.lora.heads:
-            raise VitcliError(f"{lone[0].source}: there is no adapter", "--lora LAYER:HEAD")
+            raise VitcliError(f"{lone[0].source}: there is no adapter", "--lora BLOCK:HEAD")
         return config

@@ -37,7 +37,7 @@ class HeadAdapter(nn.Module):
         self,
         base: nn.Module,
         hidden: int,
-        head_width: int,
+        head_dim: int,
         heads: Sequence[int],
         parts: Sequence[str],
         rank: int,
@@ -48,13 +48,13 @@ class HeadAdapter(nn.Module):
         self.base = base
         self.scale = scale
         pairs = [(PARTS[part], head) for head in heads for part in parts]
-        starts = torch.tensor([third * hidden + head * head_width for third, head in pairs])
-        rows = (starts[:, None] + torch.arange(head_width)).flatten()  # (K d)
+        starts = torch.tensor([third * hidden + head * head_dim for third, head in pairs])
+        rows = (starts[:, None] + torch.arange(head_dim)).flatten()  # (K d)
         self.register_buffer("rows", rows, persistent=False)
         bound = math.sqrt(3 / hidden)  # uniform of variance 1/D, so A x is of x's size
         down = torch.empty(len(pairs), rank, hidden).uniform_(-bound, bound, generator=generator)
         self.down = nn.Parameter(down)  # A, (K, r, D)
-        self.up = nn.Parameter(torch.zeros(len(pairs), head_width, rank))  # B, (K, d, r)
+        self.up = nn.Parameter(torch.zeros(len(pairs), head_dim, rank))  # B, (K, d, r)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, 3D)."""
@@ -96,11 +96,11 @@ def adapt_heads(
     attentions = [m for m in encoder.vit.modules() if isinstance(m, MultiHeadSelfAttention)]
     for layer in sorted({layer for layer, _ in places}):
         if layer >= len(attentions):
-            raise ValueError(f"there is no layer {layer}: they are 0 to {len(attentions) - 1}")
+            raise ValueError(f"there is no block {layer + 1}: they are 1 to {len(attentions)}")
         attention = attentions[layer]
         heads = sorted(head for at, head in places if at == layer)
         if heads[-1] >= attention.heads:
-            raise ValueError(f"there is no head {heads[-1]}: they are 0 to {attention.heads - 1}")
+            raise ValueError(f"there is no head {heads[-1] + 1}: they are 1 to {attention.heads}")
         if set(parts) & {"q", "k"} and isinstance(attention.q_norm, nn.LayerNorm | nn.RMSNorm):
             raise ValueError("q and k are normalized over all heads together; adapt v alone")
         hidden = attention.proj.in_features

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -65,12 +65,12 @@ class VisionEncoder(nn.Module):
         grid, prefix = self.front_end.grid(images), self.prefix_tokens
         x = self.front_end(images)  # (B, P+N, D)
         rotate = self.front_end.position.rotation(grid, prefix, x)
-        last = self.vit.run_blocks(x, rotate, self.block_masks(grid, x, attn_mask))
-        tokens = self.vit.norm(last)
+        before: list[Tensor] = []
+        tokens = self.vit(x, rotate, self.block_masks(grid, x, attn_mask), before)
         first, patches = tokens.tensor_split([prefix], dim=1)  # (B, P, D), (B, N, D)
         pooled = self.pooling(first, patches)
         pooled = None if pooled is None else self.pool_norm(pooled)
-        return EncoderOutput(tokens, last, pooled, self.head(pooled, first, patches, grid))
+        return EncoderOutput(tokens, before[0], pooled, self.head(pooled, first, patches, grid))
 
 
 class ViT(nn.Module):
@@ -85,19 +85,13 @@ class ViT(nn.Module):
         self,
         x: Tensor,
         rotate: Rotation = identity,
-        attn_mask: Tensor | Sequence[Tensor | None] | None = None,
+        attn_mask: Tensor | Iterable[Tensor | None] | None = None,
+        before_norm: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D); `attn_mask` is one for all blocks or one per block."""
-        y: Tensor = self.norm(self.run_blocks(x, rotate, attn_mask))
-        return y
+        """(B, N, D) -> (B, N, D); `attn_mask` is one for all blocks or one per block.
 
-    def run_blocks(
-        self,
-        x: Tensor,
-        rotate: Rotation = identity,
-        attn_mask: Tensor | Sequence[Tensor | None] | None = None,
-    ) -> Tensor:
-        """The tokens before the final norm."""
+        The tokens as the last block left them are appended to `before_norm`.
+        """
         masks = (
             [attn_mask] * len(self.blocks)
             if isinstance(attn_mask, Tensor) or attn_mask is None
@@ -105,7 +99,10 @@ class ViT(nn.Module):
         )
         for block, mask in zip(self.blocks, masks, strict=True):
             x = cast(Block, block)(x, rotate, mask)
-        return x
+        if before_norm is not None:
+            before_norm.append(x)
+        y: Tensor = self.norm(x)
+        return y
 
 
 class VisionFrontEnd(nn.Module):

@@ -163,7 +163,7 @@ def scaled_to_reference(n: int, reference: int) -> Tensor:
 
 
 ROPE_COORDINATES: dict[str, Callable[[int, int], Tensor]] = {
-    "centred": centered,
+    "centered": centered,
     "index": index,
     "reference": scaled_to_reference,
 }
@@ -197,7 +197,7 @@ class RopePosition(NoPosition):
 
     def __init__(
         self,
-        head_width: int,
+        head_dim: int,
         theta: float,
         coordinates: str,
         layout: str,
@@ -205,7 +205,7 @@ class RopePosition(NoPosition):
         periods: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        self.head_width = head_width
+        self.head_dim = head_dim
         self.theta = theta
         self.periods = periods
         self.coordinates = ROPE_COORDINATES[coordinates]
@@ -214,9 +214,9 @@ class RopePosition(NoPosition):
 
     def angles(self, grid: Grid) -> Tensor:
         """One angle for each pair of channels, (N, d/2), in float64."""
-        j = torch.arange(self.head_width // 4, dtype=torch.float64)
+        j = torch.arange(self.head_dim // 4, dtype=torch.float64)
         frequency = (
-            self.theta ** (-4 * j / self.head_width)
+            self.theta ** (-4 * j / self.head_dim)
             if self.periods is None
             else 1 / torch.tensor(self.periods, dtype=torch.float64)
         )

@@ -80,7 +80,7 @@ SETTINGS = {
     "the original's offset": ("dinov2", "position_table.resize", "bicubic_offset"),
     "align corners": ("clip vision", "position_table.resize", "bicubic_align_corners"),
     "another theta": ("dinov3", "rope.theta", 101.0),
-    "no window": ("qwen2.5-vl", "attention.full_blocks", [0, 1, 2]),
+    "no window": ("qwen2.5-vl", "attention.full_blocks", [1, 2, 3]),
     "another window": ("qwen2.5-vl", "attention.window", 4),
 }
 

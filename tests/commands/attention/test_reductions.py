@@ -171,7 +171,7 @@ def structures() -> dict[str, EncoderConfig]:
             "depth": 2,
             "image_size": (64, 64),
             "patch_size": 16,
-            "head_dim": config.head_dim and 8,
+            "head_out": config.head_out and 8,
             "attention": config.attention.model_copy(update={"full_blocks": ()}),
         }
         small = config.model_copy(update=changes)

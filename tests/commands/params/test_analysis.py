@@ -156,7 +156,7 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
         pooling=pooling,
         pool_norm=pooling != "none" and draw(st.booleans()),
         head=head,
-        head_dim=draw(st.integers(1, 9)) if with_width else None,
+        head_out=draw(st.integers(1, 9)) if with_width else None,
     )
 
 

@@ -98,7 +98,7 @@ def test_a_nest_that_torch_recorded_adds_up_to_its_outer_range():
     ],
 )
 def test_components_of_an_encoder(changes, more, images):
-    encoder = tiny_encoder(head="linear", head_dim=5, **changes)
+    encoder = tiny_encoder(head="linear", head_out=5, **changes)
     modules = component_modules(encoder)
     inside = {id(part) for _, module in modules for part in list(module.modules())[1:]}
     assert not inside & {id(module) for _, module in modules}  # none within another

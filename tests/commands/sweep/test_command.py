@@ -203,7 +203,7 @@ def test_a_shorthand_stands_for_its_key(option: str, key: str) -> None:
               "pos_resize": "bilinear_antialias"}  # fmt: skip
     value = values.get(option, "3")
     flag = "--" + option.replace("_", "-")
-    more = ["--lora", "1:0"] if "lora" in option else []
+    more = ["--lora", "2:1"] if "lora" in option else []
     plain, short, long = (
         runner.invoke(app, ["train-shapes", "--print-config", *more, *words]).stdout
         for words in ([], [flag, value], ["--set", f"{key}={value}"])

@@ -40,7 +40,7 @@ def test_json_has_result_history_and_config() -> None:
     assert answer["history"][0]["lr"] == pytest.approx(0.5e-3)  # two steps of warm-up
     assert answer["config"]["encoder"]["norm_placement"] == "post"
     assert answer["config"]["train"]["warmup"] == 0.25
-    assert answer["config"]["encoder"]["head_dim"] == 4
+    assert answer["config"]["encoder"]["head_out"] == 4
 
 
 def test_the_table_says_the_verdict_and_agrees_with_the_json() -> None:
@@ -87,7 +87,7 @@ def test_a_run_directory_goes_on_and_is_listed(tmp_path: Path) -> None:
 def test_files_of_a_run_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     out, plain = tmp_path / "run", tmp_path / "plain"
     plain.touch()
-    words = ("--lora", "1:0", "--set", "train.ema=0.9", "--out", str(out))
+    words = ("--lora", "2:1", "--set", "train.ema=0.9", "--out", str(out))
     assert invoke("train-shapes", *SETS, *words)[0] == 0
     files = [path for path in out.rglob("*") if path.is_file()]
     assert "ema.safetensors" in {path.name for path in files}
@@ -100,7 +100,7 @@ def test_usage_errors_are_one_line() -> None:
         (["--set", "data.train_sise=3"], "did you mean data.train_size?"),
         (
             ["--lora", "x", "--lora", "1:2"],
-            "--lora x --lora 1:2: train.lora.heads: each LAYER:HEAD",
+            "--lora x --lora 1:2: train.lora.heads: each BLOCK:HEAD",
         ),
         (["--lora", "40:0"], "no layer 40"),
         (["--lora-rank", "2"], "--lora-rank 2: there is no adapter"),
@@ -126,7 +126,7 @@ def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None
 
 def test_adapters_print_the_audit() -> None:
     code, out, err = invoke(
-        "train-shapes", *SETS, "--lora", "1:0", "--lora-rank", "2", "--lora-on", "q,v"
+        "train-shapes", *SETS, "--lora", "2:1", "--lora-rank", "2", "--lora-on", "q,v"
     )
     assert code == 0, err
     assert "gradient audit" in out and "vit.blocks.1.attention.qkv.down" in out
@@ -136,7 +136,7 @@ def test_adapters_print_the_audit() -> None:
 def test_an_adapter_alone_makes_the_adapted_model_of_its_base(tmp_path: Path) -> None:
     base, lora = str(tmp_path / "base"), str(tmp_path / "lora")
     assert invoke("train-shapes", *SETS, "--out", base)[0] == 0
-    adapt = ("--weights", base, "--lora", "1:0", "--lr", "0.1", "--out", lora)
+    adapt = ("--weights", base, "--lora", "2:1", "--lr", "0.1", "--out", lora)
     code, _, err = invoke("train-shapes", *SETS, *adapt)
     assert code == 0, err
     small = Path(lora, "adapter.safetensors")

@@ -133,7 +133,7 @@ def test_the_first_bad_layer_is_the_one_that_was_broken() -> None:
 
 
 def test_the_audit_catches_a_planted_leak_and_a_dry_adapter() -> None:
-    result = run(train__lora__heads=["1:0"], train__lora__rank=2)
+    result = run(train__lora__heads=["2:1"], train__lora__rank=2)
     assert [row.name for row in result.audit if row.trainable] == [
         "vit.blocks.1.attention.qkv.down",
         "vit.blocks.1.attention.qkv.up",
@@ -163,7 +163,7 @@ def test_a_leak_planted_in_a_run_stops_it(monkeypatch: pytest.MonkeyPatch) -> No
         run(train__freeze="encoder")
 
 
-@pytest.mark.parametrize("keys", [{"train__freeze": "encoder"}, {"train__lora__heads": ["1:0"]}])
+@pytest.mark.parametrize("keys", [{"train__freeze": "encoder"}, {"train__lora__heads": ["2:1"]}])
 def test_a_parameter_that_was_never_frozen_is_a_leak(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_parameter_that_was_never_frozen_is_a_leak(
 
 
 def test_a_run_of_one_step_is_audited_too() -> None:
-    rows = run(data__train_size=8, train__lora__heads=["1:0"]).audit
+    rows = run(data__train_size=8, train__lora__heads=["2:1"]).audit
     norms = {row.name.rpartition(".")[2]: row.gradient_norm for row in rows if row.trainable}
     assert norms["down"] == 0 and norms["up"]  # B is zero, and with it the gradient of A
 
@@ -198,7 +198,7 @@ def test_a_frozen_encoder_keeps_its_weights_and_the_classifier_learns(tmp_path: 
 def test_adapters_train_nothing_else_and_are_saved_alone(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    run(tmp_path, train__lora__heads=["1:0"], train__lr=0.1, train__weight_decay=0.0)
+    run(tmp_path, train__lora__heads=["2:1"], train__lr=0.1, train__weight_decay=0.0)
     fresh = build_encoder(train.shapes_config(request()).encoder, 0).state_dict()
     merged = load_file(tmp_path / "model.safetensors")
     moved = {name for name in fresh if not torch.equal(fresh[name], merged[name])}

@@ -10,7 +10,7 @@ from vitcli.config.training import TrainConfig
 
 
 def test_only_matrices_are_decayed() -> None:
-    config = tiny_config(registers=2, layer_scale=0.1, head="linear", head_dim=4, pooling="map")
+    config = tiny_config(registers=2, layer_scale=0.1, head="linear", head_out=4, pooling="map")
     encoder = build_encoder(config)
     without = undecayed_names(encoder)
     decayed = {name for name, _ in encoder.named_parameters()} - without
@@ -34,7 +34,7 @@ def test_only_matrices_are_decayed() -> None:
 
 
 def test_the_optimizer_has_every_trainable_parameter_once() -> None:
-    encoder = build_encoder(tiny_config(head="linear", head_dim=4, position="sincos2d"))
+    encoder = build_encoder(tiny_config(head="linear", head_out=4, position="sincos2d"))
     groups = make_optimizer(encoder, TrainConfig(weight_decay=0.3)).param_groups
     held = [id(p) for group in groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in encoder.parameters() if p.requires_grad)
@@ -42,7 +42,7 @@ def test_the_optimizer_has_every_trainable_parameter_once() -> None:
 
 
 def test_decay_alone_shrinks_matrices_by_one_minus_lr_times_decay() -> None:
-    encoder = build_encoder(tiny_config(head="linear", head_dim=4))
+    encoder = build_encoder(tiny_config(head="linear", head_out=4))
     before = {name: p.detach().clone() for name, p in encoder.named_parameters()}
     optimizer = make_optimizer(encoder, TrainConfig(lr=0.1, weight_decay=0.5))
     for p in encoder.parameters():

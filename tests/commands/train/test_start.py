@@ -21,7 +21,7 @@ from vitcli.nn.positions import LearnedPosition
 
 
 def source_for(**changes: object):  # type: ignore[no-untyped-def]
-    encoder = build_encoder(tiny_config(head="linear", head_dim=7, **changes))
+    encoder = build_encoder(tiny_config(head="linear", head_out=7, **changes))
     randomize(encoder)
     return encoder
 
@@ -58,11 +58,11 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 def test_adapters_keep_a_classifier_that_fits() -> None:
     source = source_for()
     config = with_classifier(tiny_config(), 7)
-    lora = LoraConfig(heads=("1:0",))
+    lora = LoraConfig(heads=("2:1",))
     kept = start_encoder(config, TrainConfig(lora=lora), source)
     assert torch.equal(kept.state_dict()["head.linear.weight"], source.head.linear.weight)
     assert not kept.head.linear.weight.requires_grad
-    free = LoraConfig(heads=("1:0",), train_head=True)
+    free = LoraConfig(heads=("2:1",), train_head=True)
     freed = start_encoder(config, TrainConfig(lora=free), source)
     assert torch.equal(freed.head.linear.weight, source.head.linear.weight)
     assert freed.head.linear.weight.requires_grad
@@ -74,8 +74,8 @@ def test_a_classifier_needs_a_pooled_vector() -> None:
 
 
 def test_adapters_on_no_such_head_are_refused() -> None:
-    train = TrainConfig(lora=LoraConfig(heads=("9:0",)))
-    with pytest.raises(VitcliError, match="no layer 9"):
+    train = TrainConfig(lora=LoraConfig(heads=("9:1",)))
+    with pytest.raises(VitcliError, match="no block 9"):
         start_encoder(with_classifier(tiny_config(), 4), train)
 
 
@@ -83,7 +83,7 @@ def test_a_run_directory_is_a_weights_source(tmp_path: Path) -> None:
     """The model that another command loads answers as the run's own, bit for bit."""
     run(tmp_path / "run", train__ema=0.5, encoder__registers=1, train__lr=0.01)
     loaded = load_model(ModelRequest(weights=str(tmp_path / "run"), device="cpu"))
-    assert loaded.config.encoder.registers == 1 and loaded.config.encoder.head_dim == 4
+    assert loaded.config.encoder.registers == 1 and loaded.config.encoder.head_out == 4
     averaged = load_file(tmp_path / "run" / "snapshots" / "step-000000008" / "ema.safetensors")
     for name, tensor in loaded.encoder.state_dict().items():
         assert torch.equal(tensor, averaged[name])
@@ -93,7 +93,7 @@ def test_adapters_start_from_a_run_and_change_one_head_alone(tmp_path: Path) -> 
     base = run(tmp_path / "run", train__lr=0.01)
     weights = str(tmp_path / "run")
     asked = dataclasses.replace(
-        request(tmp_path / "lora", train__lora__heads=["1:0"], train__lr=1e-12),
+        request(tmp_path / "lora", train__lora__heads=["2:1"], train__lr=1e-12),
         model=ModelRequest(weights=weights, device="cpu"),
     )
     asked = dataclasses.replace(

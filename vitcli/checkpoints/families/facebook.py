@@ -48,7 +48,7 @@ DINOV2 = Family(
         "activation": "gelu",
         "pooling": "cls",
         "head": "none",
-        "head_dim": None,
+        "head_out": None,
     },
     needs=("heads",),
     variants=(
@@ -101,14 +101,14 @@ DINOV3 = Family(
     drops=(*DROPS, r"rope_embed\.periods", r"local_cls_norm\..*"),
     fixed={
         "position": "rope2d",
-        "rope.coordinates": "centred",
+        "rope.coordinates": "centered",
         "rope.layout": "half",
         "heads": _heads,
         "norm_eps": 1e-5,
         "activation": "gelu",
         "pooling": "cls",
         "head": "none",
-        "head_dim": None,
+        "head_out": None,
     },
     needs=("heads",),
     tells={

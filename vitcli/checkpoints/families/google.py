@@ -108,7 +108,7 @@ VIT = Family(
         Variant(when=("cls",), unless=("MAPHead_0/probe",), settings={"pooling": "cls"}),
         Variant(unless=("cls", "MAPHead_0/probe"), settings={"pooling": "mean"}),
         Variant(
-            unless=("pre_logits.weight", "head.weight"), settings={"head": "none", "head_dim": None}
+            unless=("pre_logits.weight", "head.weight"), settings={"head": "none", "head_out": None}
         ),
         Variant(
             when=("head.weight",),
@@ -118,7 +118,7 @@ VIT = Family(
         Variant(
             when=("pre_logits.weight",),
             unless=("head.weight",),
-            settings={"head": "tanh", "head_dim": None},
+            settings={"head": "tanh", "head_out": None},
             renames=_dense("head.linear", "pre_logits"),
         ),
         Variant(

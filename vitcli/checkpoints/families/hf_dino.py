@@ -174,7 +174,7 @@ DINOV3 = Family(
     fixed={
         "pooling": "cls",
         "position": "rope2d",
-        "rope.coordinates": "centred",
+        "rope.coordinates": "centered",
         "rope.layout": "half",
     },
     needs=("heads", "norm_eps", "activation", "rope.theta"),

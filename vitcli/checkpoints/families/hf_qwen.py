@@ -70,7 +70,7 @@ def _window(found: Mapping[str, Any]) -> int:
 
 
 def _full_blocks(found: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(block for block in found["_full_blocks"] if block < found["depth"])
+    return tuple(block + 1 for block in found["_full_blocks"] if block < found["depth"])
 
 
 def _theta_of_old_configs(_: Mapping[str, Any]) -> float:
@@ -101,7 +101,7 @@ QWEN2 = Family(
     settings={
         **SHARED,
         "embed_dim": To("hidden"),
-        "hidden_size": To("head_dim"),
+        "hidden_size": To("head_out"),
         "hidden_act": To("activation", ACTIVATIONS, default="quick_gelu"),
     },
     ignored=(*IGNORED_HERE, "mlp_ratio"),
@@ -124,7 +124,7 @@ QWEN2_5 = Family(
     drops=DROPS,
     settings={
         **SHARED,
-        "out_hidden_size": To("head_dim"),
+        "out_hidden_size": To("head_out"),
         "intermediate_size": To("mlp_hidden"),
         "hidden_act": To("activation", ACTIVATIONS, default="silu"),
         "window_size": To("_window_px", default=112),

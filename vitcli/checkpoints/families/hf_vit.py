@@ -51,7 +51,7 @@ CLASSIFIER = Variant(
 POOLER = Variant(
     when=("pooler.dense",),
     unless=("classifier", "cls_classifier"),
-    settings={"head": "tanh", "head_dim": None},
+    settings={"head": "tanh", "head_out": None},
     renames={"head.linear": "pooler.dense"},
 )
 

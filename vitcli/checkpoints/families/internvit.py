@@ -49,7 +49,7 @@ INTERNVIT = Family(
         "attention.qk_norm_eps": lambda told: told["norm_eps"],
         "pooling": "cls",
         "head": "none",
-        "head_dim": None,
+        "head_out": None,
     },
 )
 FAMILIES = (INTERNVIT,)

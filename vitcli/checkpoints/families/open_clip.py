@@ -108,7 +108,7 @@ def _tower(name: str, root: str) -> Family:
         renames=_renames(root),
         drops=TEXT_HALF if root else (),
         settings={
-            "embed_dim": To("head_dim", int),
+            "embed_dim": To("head_out", int),
             "layers": To("depth", int, default=12),
             "width": To("hidden", default=768),
             "head_width": To("_head_width", int, default=64),
@@ -234,7 +234,7 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
         settings={
             **family.settings,
             "open_clip.head": To("head"),
-            "open_clip.embed_dim": To("head_dim", int),
+            "open_clip.embed_dim": To("head_out", int),
         },
         ignored=(
             *family.ignored,

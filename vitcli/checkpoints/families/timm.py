@@ -55,7 +55,7 @@ CLASSIFIER = Variant(
 )
 NO_CLASSIFIER = Variant(
     unless=("head.weight",),
-    settings={"head": "none", "head_dim": None},
+    settings={"head": "none", "head_out": None},
 )
 
 

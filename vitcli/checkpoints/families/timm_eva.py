@@ -10,7 +10,7 @@ from vitcli.checkpoints.families.hugging_face import size
 from vitcli.checkpoints.families.timm_architectures import EVAS
 from vitcli.checkpoints.family import Family, To, Variant, fused, only
 
-ROPE_COORDINATES = {"dinov3": "centred", "cat": "reference"}
+ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference"}
 SHARED_SETTINGS = {
     **timm.SETTINGS,
     "num_reg_tokens": To("registers"),

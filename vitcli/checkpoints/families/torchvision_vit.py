@@ -36,7 +36,7 @@ VIT = Family(
     },
     needs=("heads",),
     variants=(
-        Variant(unless=("heads.head",), settings={"head": "none", "head_dim": None}),
+        Variant(unless=("heads.head",), settings={"head": "none", "head_out": None}),
         Variant(when=("heads.head",), unless=("heads.pre_logits",), settings={"head": "linear"}),
         Variant(when=("heads.head", "heads.pre_logits"), settings={"head": "tanh_linear"}),
     ),

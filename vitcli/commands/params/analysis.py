@@ -140,7 +140,7 @@ def _block(c: EncoderConfig, tokens: int) -> dict[str, Cost]:
     """One block; `tokens` is P + N."""
     attention = c.attention
     qkv_biases = {"qkv": 3, "qv": 2, "none": 0}[attention.qkv_bias] * c.hidden
-    qk_width = {"none": 0, "width": c.hidden, "head": c.head_width}[attention.qk_norm]
+    qk_width = {"none": 0, "width": c.hidden, "head": c.head_dim}[attention.qk_norm]
     return {
         NORMS: _norm(c.norm, c.hidden) * 2,
         QKV: _linear(c.hidden, 3 * c.hidden, tokens, bias=False) + Cost(qkv_biases, qkv_biases),
@@ -177,7 +177,7 @@ def _map_pooling(c: EncoderConfig, patches: int) -> Cost:
 
 
 def _head(c: EncoderConfig, patches: int) -> Cost:
-    pooled, out = c.pooled_width, c.head_dim or 0
+    pooled, out = c.pooled_width, c.head_out or 0
     match c.head:
         case "linear":
             return _linear(pooled, out)

@@ -81,7 +81,7 @@ def images_config(request: TrainRequest, source: Model | None = None) -> ImagesR
     config = request.run_config(ImagesRun, IMAGES_RECIPE, source.config if source else None)
     if config.data.path is None:
         raise VitcliError("there is nothing to train on", "vitcli train DATA")
-    return settled(config, config.encoder.head_dim or 1)
+    return settled(config, config.encoder.head_out or 1)
 
 
 def images_of(config: ImagesRun, download: bool = False) -> ImagesSource:
@@ -128,7 +128,7 @@ def check_classifier(request: TrainRequest, classes: int) -> None:
     Raises:
         VitcliError: with what was set.
     """
-    possible = {"head": ("linear", "distilled"), "head_dim": (classes,)}
+    possible = {"head": ("linear", "distilled"), "head_out": (classes,)}
     for setting in request.settings:
         key = setting.path[-1]
         if setting.path[0] == "encoder" and setting.value not in possible.get(

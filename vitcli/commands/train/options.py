@@ -82,7 +82,9 @@ class TrainOptions(ModelOptions):
     lora: Annotated[
         list[str] | None,
         adapter_option(
-            "--lora", metavar="LAYER:HEAD", help="Train an adapter on this head. Repeatable."
+            "--lora",
+            metavar="BLOCK:HEAD",
+            help="Train an adapter on this head, both from 1. Repeatable.",
         ),
     ] = None
     lora_rank: Annotated[

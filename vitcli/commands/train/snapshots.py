@@ -24,9 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitcli.config.load import config_yaml
+from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
-from vitcli.config.yaml import read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 
@@ -85,7 +84,8 @@ class RunDirectory:
         Raises:
             VitcliError: the configs differ; the message shows where.
         """
-        there = flat(read_yaml(self.config_file).data)
+        saved = load_config(type(config), start=read_saved_config(self.config_file))
+        there = flat(saved.model_dump(mode="python"))
         asked = flat(config.model_dump(mode="python"))
         keys = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
         if keys:

@@ -27,7 +27,7 @@ def with_classifier(config: EncoderConfig, classes: int) -> EncoderConfig:
     if config.pooling == "none" and config.head != "distilled":
         raise VitcliError("a classifier needs a pooled vector", "--pool cls, mean or map")
     head = "distilled" if config.head == "distilled" else "linear"
-    values = {**dict(config), "head": head, "head_dim": classes}
+    values = {**dict(config), "head": head, "head_out": classes}
     return EncoderConfig.model_validate(values)
 
 
@@ -51,7 +51,7 @@ def start_encoder(
             seed = derived_seed(train.seed, "adapters")
             adapt_heads(encoder, lora.places(), lora.on, lora.rank, lora.alpha, seed)
         except ValueError as error:
-            raise VitcliError(f"--lora: {error}", "LAYER:HEAD, both from 0") from error
+            raise VitcliError(f"--lora: {error}", "BLOCK:HEAD, both from 1") from error
         encoder.head.requires_grad_(lora.train_head)
     return encoder
 
