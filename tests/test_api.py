@@ -1,12 +1,17 @@
+"""The public names, and what every result can do."""
+
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import vitcli
+from vitcli.cli import app
 
 
 def test_load_gives_an_encoder_that_runs() -> None:
@@ -30,5 +35,25 @@ def test_import_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_its_names_are_listed_before_they_are_loaded() -> None:
-    assert {"load", "encode", "VitcliError"} <= set(dir(vitcli))
+def test_every_public_name_is_there() -> None:
+    assert set(vitcli.__all__) == {*vitcli.FUNCTIONS, "VitcliError", "__version__"}
+    assert dir(vitcli) == sorted(vitcli.__all__)
+    for name in vitcli.__all__:
+        assert getattr(vitcli, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        vitcli.no_such_name  # noqa: B018
+
+
+def test_a_result_is_what_the_command_prints() -> None:
+    result = vitcli.presets("vit-s")
+    printed = CliRunner().invoke(app, ["presets", "vit-s", "--json"])
+    assert result.to_json() + "\n" == printed.stdout
+    assert result.to_dict() == json.loads(printed.stdout)
+    tables = CliRunner().invoke(app, ["presets", "vit-s"]).stdout
+    assert [line.rstrip() for line in tables.rstrip().splitlines()] == str(result).splitlines()
+    assert "vit-s16" in result._repr_html_() and "<pre" in result._repr_html_()
+
+
+def test_a_result_without_a_figure_says_so() -> None:
+    with pytest.raises(vitcli.VitcliError, match="PresetsResult: this result has no figure"):
+        vitcli.presets("vit-s").figure()

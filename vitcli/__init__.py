@@ -1,28 +1,83 @@
-"""vitcli: a command-line experimentation tool for Vision Transformer encoders.
+"""vitcli: questions about Vision Transformer encoders, from Python and from the command line.
 
-The Python API is in `vitcli.api`; its names are here too and load torch when first used.
+`load` gives a `Model`; every other function answers one question, as the command of its name
+does, with a result that prints as tables, plots with `figure()` and is data by `to_dict()`.
+Names are imported when first used, so that `import vitcli` loads no torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from vitcli._version import __version__
 from vitcli.errors import VitcliError
 
 if TYPE_CHECKING:
-    from vitcli.api import encode, load
+    from vitcli.commands.attention.analysis import attn_entropy
+    from vitcli.commands.catalog.analysis import families, presets
+    from vitcli.commands.compare.analysis import compare
+    from vitcli.commands.encode.analysis import encode
+    from vitcli.commands.export.analysis import convert, export
+    from vitcli.commands.neighbors.analysis import neighbors
+    from vitcli.commands.params.analysis import params
+    from vitcli.commands.probe.analysis import probe
+    from vitcli.commands.profile.analysis import profile
+    from vitcli.commands.train.analysis import train_shapes
+    from vitcli.model import Features, Model, load
+    from vitcli.results import Result
 
-__all__ = ["VitcliError", "__version__", "encode", "load"]
+__version__ = "0.1.0"
+
+FUNCTIONS = {
+    "load": "model:load",
+    "Model": "model:Model",
+    "Features": "model:Features",
+    "Result": "results:Result",
+    "encode": "commands.encode.analysis:encode",
+    "neighbors": "commands.neighbors.analysis:neighbors",
+    "probe": "commands.probe.analysis:probe",
+    "params": "commands.params.analysis:params",
+    "profile": "commands.profile.analysis:profile",
+    "attn_entropy": "commands.attention.analysis:attn_entropy",
+    "compare": "commands.compare.analysis:compare",
+    "train_shapes": "commands.train.analysis:train_shapes",
+    "export": "commands.export.analysis:export",
+    "convert": "commands.export.analysis:convert",
+    "presets": "commands.catalog.analysis:presets",
+    "families": "commands.catalog.analysis:families",
+}
+"""Every public name and where it is, MODULE:NAME below this package."""
+
+__all__ = [  # noqa: RUF022 (as in FUNCTIONS)
+    "VitcliError",
+    "__version__",
+    "load",
+    "Model",
+    "Features",
+    "Result",
+    "encode",
+    "neighbors",
+    "probe",
+    "params",
+    "profile",
+    "attn_entropy",
+    "compare",
+    "train_shapes",
+    "export",
+    "convert",
+    "presets",
+    "families",
+]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("encode", "load"):
-        from vitcli import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'vitcli' has no attribute {name!r}")
+    if name not in FUNCTIONS:
+        raise AttributeError(f"module 'vitcli' has no attribute {name!r}")
+    module, _, attribute = FUNCTIONS[name].partition(":")
+    found = getattr(importlib.import_module(f"vitcli.{module}"), attribute)
+    globals()[name] = found
+    return found

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from vitcli._version import __version__
+from vitcli import __version__
 from vitcli.commands import ALIASES, COMMANDS, command_function
 from vitcli.errors import VitcliError
 from vitcli.ui.console import stream

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from os import PathLike, fspath
 
 import torch
 from torch import Tensor
 
-from vitcli.images.decode import DecodedImage, ImageError, decode
+from vitcli.images.decode import DecodedImage, ImageError
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shapes import synthetic_image
-from vitcli.model import Model
+from vitcli.model import AT_ONCE, Color, Model, Picture, Pictures, picture_list, read_picture
 from vitcli.results import FailedImage
 
-BATCH = 16
-"""Images in one forward pass; more make a CPU no faster and the activations larger."""
-
-Color = tuple[int, int, int]
 Advance = Callable[[int, int], None]
 """Told (done, total) as work goes on."""
 
@@ -35,20 +32,20 @@ class Prepared:
 
 def image_batches(
     model: Model,
-    paths: Sequence[str],
+    images: Pictures,
     background: Color,
     failed: list[FailedImage],
-    size: int = BATCH,
+    size: int = AT_ONCE,
 ) -> Iterator[list[Prepared]]:
     """Images in order, up to `size` neighbors of equal shape at a time.
 
-    Without paths it is the built-in synthetic image. One that cannot be read goes to `failed`.
+    Without images it is the built-in synthetic one. One that cannot be read goes to `failed`.
 
     Raises:
-        VitcliError: an encoder that does not read RGB, or whose preprocessing nothing tells.
+        VitcliError: an encoder that does not read RGB, or whose preprocessing is unknown.
     """
     model.check_reads_images()
-    prepared = _prepare(model, [*paths] or [None], background, failed)
+    prepared = _prepare(model, picture_list(images) or [None], background, failed)
     for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
         batch: list[Prepared] = []
         for item in same:
@@ -65,23 +62,27 @@ def stacked(model: Model, batch: Sequence[Prepared]) -> Tensor:
     return torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
 
 
+def picture_name(picture: Picture, number: int) -> str:
+    """The path of a file; `image 3` for the third image where it is none."""
+    return fspath(picture) if isinstance(picture, str | PathLike) else f"image {number}"
+
+
 def _prepare(
     model: Model,
-    sources: Sequence[str | None],
+    sources: Sequence[Picture | None],
     background: Color,
     failed: list[FailedImage],
 ) -> Iterator[Prepared]:
-    for source in sources:
+    for number, source in enumerate(sources, start=1):
+        name = "synthetic" if source is None else picture_name(source, number)
         try:
             if source is None:
                 picture = synthetic_image(model.input_size)
                 decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
             else:
-                decoded = decode(source, background=background)
-            pixels = torch.from_numpy(
-                preprocess(decoded.image, model.preprocessing, name=str(source))
-            )
+                decoded = read_picture(source, background)
+            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocessing, name=name))
         except ImageError as error:
-            failed.append(FailedImage(str(source), error.code, error.message))
+            failed.append(FailedImage(name, error.code, error.message))
         else:
-            yield Prepared("synthetic" if source is None else source, decoded, pixels)
+            yield Prepared(name, decoded, pixels)

@@ -1,29 +1,138 @@
-"""From a request to a model that runs: config, weights, device, dtype."""
+"""A model that runs: loaded from what names it, asked for its features and attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from vitcli.build import build_encoder
+from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
-from vitcli.config.load import for_input_size, load_config
-from vitcli.config.request import NAME_A_PRESET, ModelRequest, check_device, check_table_rule
+from vitcli.config.load import Setting, for_input_size, load_config, nearest, preset_names
+from vitcli.config.request import (
+    NAME_A_PRESET,
+    ModelRequest,
+    check_device,
+    check_table_rule,
+    layer_index,
+)
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Runner
 from vitcli.engines.onednn import accelerate
 from vitcli.errors import VitcliError
+from vitcli.images.decode import DecodedImage, decode, from_pillow
+from vitcli.images.preprocess import preprocess
 from vitcli.nn.adapters import add_adapter_state
-from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.hooks import attentions, explicit_attention, tapped
 from vitcli.results import LoadReport
+
+Picture = str | os.PathLike[str] | Image.Image | np.ndarray
+"""One image: a file's path, a Pillow image, or an array (H, W, 3) of 8-bit RGB."""
+Pictures = Picture | Iterable[Picture]
+"""One image or several."""
+Color = tuple[int, int, int]
+AT_ONCE = 16
+"""Images in one forward pass; more make a CPU no faster and the activations larger."""
+
+
+def picture_list(images: Pictures) -> list[Picture]:
+    """One image or several as a list: a string is one path, never its characters."""
+    if isinstance(images, str | os.PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    return list(images) if isinstance(images, Iterable) else [images]
+
+
+def read_picture(picture: Picture, background: Color = (255, 255, 255)) -> DecodedImage:
+    """Upright RGB pixels of one image; transparency is composited on `background`.
+
+    Raises:
+        VitcliError: another kind of object, or an array of another shape or type.
+        ImageError: a file that cannot be read.
+    """
+    if isinstance(picture, str | os.PathLike):
+        return decode(picture, background=background)
+    if isinstance(picture, Image.Image):
+        return from_pillow(picture, background=background)
+    if isinstance(picture, np.ndarray):
+        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+            raise VitcliError(
+                f"image array: cannot be read (got {picture.shape} {picture.dtype}, expected "
+                "(H, W, 3) uint8)",
+                "convert it to 8-bit RGB, or give the tensor that model.transform makes",
+            )
+        return from_pillow(Image.fromarray(np.ascontiguousarray(picture)))
+    raise VitcliError(
+        f"image: cannot be read (got {type(picture).__name__}, expected a path, a Pillow image or "
+        "an array (H, W, 3))",
+        "give one of these, or a list of them",
+    )
+
+
+class _Layers(dict[int, "Features"]):
+    """Layers by number; a negative number counts from the last, as in a list."""
+
+    depth: int = 0
+
+    def __missing__(self, layer: int) -> Features:
+        if -self.depth - 1 <= layer < 0 and layer + self.depth + 1 in self:
+            return self[layer + self.depth + 1]
+        raise KeyError(layer)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What an encoder makes of B images: vectors of its tokens, on the model's device.
+
+    At the end of the encoder the tokens are those after the final norm. In `layers` they are as
+    the blocks pass them on: 0 is the input of the first block, i the output of block i, -1 the
+    last, as transformers' `hidden_states`; `pooled`, `output` and `layers` are empty there.
+    """
+
+    patches: Tensor
+    """(B, h, w, D), h rows and w columns of patches."""
+    cls: Tensor | None = None
+    """(B, D); None where the encoder has no CLS token."""
+    registers: Tensor | None = None
+    """(B, R, D); None where the encoder has no registers."""
+    dist: Tensor | None = None
+    """(B, D), DeiT's distillation token; None where the encoder has none."""
+    pooled: Tensor | None = None
+    """(B, D), or (B, 2D) for CLS + mean; None without pooling."""
+    output: Tensor | None = None
+    """What the head gives, (B, width); None without a head."""
+    layers: Mapping[int, Features] = field(default_factory=dict)
+    """The layers asked for, by number."""
+
+    def __repr__(self) -> str:
+        shapes = {
+            name: tuple(value.shape)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        layers = f", layers {sorted(self.layers)}" if self.layers else ""
+        return "Features(" + ", ".join(f"{k} {v}" for k, v in shapes.items()) + layers + ")"
 
 
 @dataclass(frozen=True)
 class Model:
-    """An encoder in eval mode on its device, and the preprocessing its input needs."""
+    """A vision encoder in eval mode on its device, and the preprocessing that its input needs.
+
+    `transform` turns images into the tensor that `encoder` (a plain `torch.nn.Module`) reads,
+    `features` gives vectors and `attention` attention weights. `vitcli.load` makes one.
+    """
 
     config: ModelConfig
     encoder: VisionEncoder
@@ -40,6 +149,8 @@ class Model:
     """Another engine than eager; None runs `encoder` itself."""
     report: LoadReport | None = None
     """How the checkpoint was read; None for fresh weights."""
+    request: ModelRequest | None = None
+    """What it was loaded from."""
 
     @property
     def preprocessing(self) -> PreprocessConfig:
@@ -83,6 +194,218 @@ class Model:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.encoder.parameters())
+
+    def __repr__(self) -> str:
+        c = self.config.encoder
+        height, width = self.input_size
+        return (
+            f"Model {self.name}: {self.parameters:,} parameters, {c.depth} blocks, {c.hidden} "
+            f"hidden, {c.heads} heads\n"
+            f"  input: {height}x{width} px, {c.patch_size} px patches, "
+            f"{c.prefix_tokens} prefix tokens\n"
+            f"  weights: {self.weights}\n"
+            f"  {self.dtype_name} on {self.device}, {self.engine} engine"
+        )
+
+    def transform(self, images: Pictures, *, background: Color = (255, 255, 255)) -> Tensor:
+        """Images as the encoder reads them, (B, 3, height, width) on its device in its dtype.
+
+        Resized, cropped and normalized as the library of the weights does it.
+
+        Args:
+            images: a path, a Pillow image, an array (H, W, 3) of 8-bit RGB, or a list of them.
+            background: red, green, blue behind transparent pixels, 0 to 255.
+
+        Raises:
+            VitcliError: no image, unknown preprocessing, or images of different sizes for an
+                encoder that keeps each image's own size.
+            ImageError: a file that cannot be read.
+        """
+        self.check_reads_images()
+        pictures = picture_list(images)
+        if not pictures:
+            raise VitcliError("images: the list is empty", "give at least one image")
+        pixels = [
+            torch.from_numpy(
+                preprocess(read_picture(picture, background).image, self.preprocessing)
+            )
+            for picture in pictures
+        ]
+        sizes = {tuple(item.shape[-2:]) for item in pixels}
+        if len(sizes) > 1:
+            shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
+            raise VitcliError(
+                f"images: {self.name} keeps the size of each image, and these differ ({shown})",
+                "call it once per image, or vitcli.load(..., image_size=N)",
+            )
+        return torch.stack(pixels).to(self.device, self.dtype)
+
+    @torch.no_grad()
+    def features(self, images: Pictures | Tensor, layers: Sequence[int] = ()) -> Features:
+        """The vectors of B images; by plain torch, whatever the engine.
+
+        Args:
+            images: as in `transform`, or the tensor that it made.
+            layers: layers to keep too, in `.layers`; see `Features`.
+
+        Raises:
+            VitcliError: a layer that the encoder does not have; as `transform`.
+        """
+        depth = self.config.encoder.depth
+        wanted = sorted({layer_index(layer, depth, "layers=") for layer in layers})
+        pixels = self._pixels(images)
+        modules = [self.encoder.front_end, *self.encoder.vit.blocks]
+        kept: dict[int, list[Tensor]] = {layer: [] for layer in wanted}
+        outputs: list[EncoderOutput] = []
+        with tapped([(modules[layer], kept[layer].append) for layer in wanted]):
+            for batch in pixels.split(AT_ONCE):
+                outputs.append(self.encoder(batch))
+        grid = self.encoder.front_end.grid(pixels)
+        found = _Layers({i: self._tokens(torch.cat(kept[i]), grid) for i in wanted})
+        found.depth = depth
+        tokens, _, pooled, output = (
+            None if values[0] is None else torch.cat(values)
+            for values in zip(*outputs, strict=True)
+        )
+        assert tokens is not None
+        return replace(self._tokens(tokens, grid), pooled=pooled, output=output, layers=found)
+
+    @torch.no_grad()
+    def attention(self, images: Pictures | Tensor, block: int = -1) -> Tensor:
+        """The attention weights of one block, (B, heads, N, N): a row per query, each sums to 1.
+
+        N counts prefix tokens (CLS, registers), then patches row by row.
+
+        Args:
+            images: as in `transform`, or the tensor that it made.
+            block: 1 is the first, -1 the last.
+
+        Raises:
+            VitcliError: a block that the encoder does not have; as `transform`.
+        """
+        depth = len(attentions(self.encoder))
+        if block == 0 or not -depth <= block <= depth:
+            raise VitcliError(
+                f"block={block}: this encoder does not have this block (got {block}, expected 1 "
+                f"to {depth}, or -1 for the last)",
+                f"block={depth}",
+            )
+        pixels = self._pixels(images)
+        rows: list[Tensor] = []
+        with explicit_attention(self.encoder) as probabilities:
+            module = probabilities[block - 1 if block > 0 else block]
+            with tapped([(module, rows.append)]):
+                for batch in pixels.split(AT_ONCE):
+                    self.encoder(batch)
+        return torch.cat(rows)
+
+    def _pixels(self, images: Pictures | Tensor) -> Tensor:
+        if not isinstance(images, Tensor):
+            return self.transform(images)
+        channels = self.config.encoder.channels
+        if images.ndim != 4 or images.shape[1] != channels or not len(images):
+            raise VitcliError(
+                f"images: the tensor has another shape (got {tuple(images.shape)}, expected "
+                f"(B, {channels}, height, width))",
+                "make it with model.transform(images)",
+            )
+        return images.to(self.device, self.dtype)
+
+    def _tokens(self, tokens: Tensor, grid: tuple[int, int]) -> Features:
+        """(B, P+N, D) by kind."""
+        parts, start = {}, 0
+        for kind, rows in self.encoder.front_end.prefix.items():
+            parts[kind] = tokens[:, start : start + len(rows)]
+            start += len(rows)
+        cls, dist = (parts[kind][:, 0] if kind in parts else None for kind in ("cls", "dist"))
+        patches = tokens[:, start:].unflatten(1, grid)
+        return Features(patches, cls, parts.get("registers"), dist)
+
+
+def load(
+    name_or_source: str | os.PathLike[str] | None = None,
+    *,
+    preset: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
+    set: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    image_size: int | tuple[int, int] | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Model:
+    """A model from a preset, a YAML config or somebody's checkpoint.
+
+    Args:
+        name_or_source: a preset's exact name (`vitcli.presets()`), a `.yaml` config, or a
+            checkpoint: a file, a directory or a hub id. Where a path exists, it is the path.
+        preset: a preset by name; with a checkpoint it fills in what the checkpoint lacks.
+        config: a YAML config file.
+        weights: a checkpoint, as in `name_or_source`. Without any, weights are random.
+        adapter: a training run's adapter.safetensors, added into the weights.
+        set: dotted config keys to values, as `--set` takes them.
+        seed: of random weights.
+        image_size: (height, width) in pixels, or the side of a square.
+        device: auto, cpu, cuda, cuda:1 or mps; auto is CUDA, else MPS, else the CPU.
+        dtype: float32, bfloat16, float16 or float64.
+
+    Raises:
+        VitcliError: a bad config, source, device or dtype, or a name that can be read two ways;
+            its `hint` says what to do.
+    """
+    if name_or_source is not None:
+        text = os.fspath(name_or_source)
+        kind = _kind_of(text)
+        taken = {"preset": preset, "config": config, "weights": weights}
+        if taken[kind] is not None:
+            raise VitcliError(
+                f"vitcli.load: {kind} is given twice ({text} and {kind}={taken[kind]})",
+                "give it once",
+            )
+        taken[kind] = text
+        preset, config, weights = (taken[key] for key in ("preset", "config", "weights"))  # type: ignore[assignment]
+    settings = tuple(
+        Setting(tuple(key.split(".")), value, f"set[{key!r}]") for key, value in (set or {}).items()
+    )
+    return load_model(
+        ModelRequest(
+            preset=preset,
+            config_file=None if config is None else Path(config),
+            settings=settings,
+            weights=None if weights is None else os.fspath(weights),
+            adapter=None if adapter is None else os.fspath(adapter),
+            seed=seed,
+            image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
+            device=device,
+            dtype=dtype,
+        )
+    )
+
+
+def as_model(model: Model | str | os.PathLike[str]) -> Model:
+    """A model, or what `load` makes of its name."""
+    return model if isinstance(model, Model) else load(model)
+
+
+def _kind_of(text: str) -> str:
+    """Which argument of `load` a name or source is: preset, config or weights."""
+    path = Path(text).expanduser()
+    if text in preset_names():
+        if path.exists():
+            raise VitcliError(
+                f"{text}: names a preset and a path in this folder",
+                f"preset={text!r} or weights='./{text}'",
+            )
+        return "preset"
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return "config"
+    if path.exists() or is_hub_id(text) or path.suffix or path.is_absolute():
+        return "weights"
+    raise VitcliError(
+        f"{text}: is not a preset, a file, a directory or a hub id",
+        nearest(text, preset_names(), "`vitcli presets` lists the presets"),
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -153,6 +476,7 @@ def load_model(request: ModelRequest) -> Model:
         device=device,
         dtype=dtype,
         report=report,
+        request=request,
     )
 
 

@@ -7,11 +7,15 @@ of a result is its fields plus `schema_version` (see `vitcli.results`).
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from vitcli.errors import VitcliError
 
 SCHEMA_VERSION = 1
 
@@ -52,10 +56,58 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def to_json(result: Any) -> str:
-    """One JSON object, ASCII only, so that any file name survives any pipe."""
-    plain = {"schema_version": SCHEMA_VERSION, **to_plain(result)}
-    return json.dumps(plain, indent=2, allow_nan=False)
+@dataclass(frozen=True)
+class Result:
+    """What a command answers: `print` shows its tables, a notebook shows them as HTML.
+
+    `figure()` is what `--plot` draws and `to_dict()` what `--json` prints. Tables and figures are
+    made by the `view` module beside the class's own, so a result imports nothing that draws.
+    """
+
+    view_prefix: ClassVar[str] = ""
+    """Before `tables` and `figure` in a view that shows several kinds of results."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data, and `schema_version`; what is not a finite number is None."""
+        return {"schema_version": SCHEMA_VERSION, **to_plain(self)}
+
+    def to_json(self) -> str:
+        """`to_dict()` as `--json` prints it: ASCII only, so that any file name survives a pipe."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def figure(self) -> Any:
+        """The `matplotlib.figure.Figure` that `--plot` draws.
+
+        Raises:
+            VitcliError: this kind of answer has no figure.
+        """
+        draw = self._of_view("figure")
+        if draw is None:
+            raise VitcliError(
+                f"{type(self).__name__}: this result has no figure", "print it, or take to_dict()"
+            )
+        return draw(self)
+
+    def tables(self, **how: Any) -> Iterable[Any]:
+        """The lines and rich tables that are printed; `how` is what the view can choose."""
+        made: Iterable[Any] = self._of_view("tables")(self, **how)
+        return made
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size((120, 24)).columns
+        return str(_console().as_text(self.tables(), width))
+
+    def _repr_html_(self) -> str:
+        return str(_console().as_html(self.tables()))
+
+    def _of_view(self, name: str) -> Any:
+        package = type(self).__module__.rpartition(".")[0]
+        view = importlib.import_module(f"{package}.view")  # by name: it stands above this module
+        return getattr(view, self.view_prefix + name, None)
+
+
+def _console() -> Any:
+    return importlib.import_module("vitcli.ui.console")
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,24 @@ def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> Non
             )
 
 
+def layer_index(layer: int, depth: int, named: str = "--layer") -> int:
+    """A layer as everything here counts them, 0 to `depth`.
+
+    0 is the input of the first block, i the output of block i, -1 the last, as in transformers'
+    `hidden_states`.
+
+    Raises:
+        VitcliError: the encoder does not have it; `named` is how the error calls the setting.
+    """
+    if not -depth - 1 <= layer <= depth:
+        raise VitcliError(
+            f"{named} {layer}: this encoder does not have this layer (got {layer}, expected 0 to "
+            f"{depth}, or -1 for the last)",
+            f"{named} {depth}",
+        )
+    return layer % (depth + 1)
+
+
 @dataclass(frozen=True)
 class ModelRequest:
     """One encoder as the command line names it.

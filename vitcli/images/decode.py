@@ -190,12 +190,32 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a format read here") from error
     with image:
-        mode, kind = image.mode, image.format
-        align_transparency(image)
-        with _quiet_stderr() if kind == "TIFF" else contextlib.nullcontext():
-            image.load()
-        orientation = _orientation(image)
-        rgb, has_alpha = flatten(image, background)
+        return _upright_rgb(image, background)
+
+
+def from_pillow(
+    image: Image.Image, *, name: str = "image", background: tuple[int, int, int] = (255, 255, 255)
+) -> DecodedImage:
+    """An open Pillow image as `decode` gives the same file: upright, RGB, on `background`.
+
+    The image itself stays as it is.
+
+    Raises ImageError where its pixels cannot be read.
+    """
+    try:
+        whole = not getattr(image, "tile", None)  # pixels are there; else its file is read now
+        return _upright_rgb(image.copy() if whole else image, background)
+    except Exception as error:  # as in `decode`
+        raise _as_image_error(error, printable(name), MAX_PIXELS) from error
+
+
+def _upright_rgb(image: Image.Image, background: tuple[int, int, int]) -> DecodedImage:
+    mode, kind = image.mode, image.format
+    align_transparency(image)
+    with _quiet_stderr() if kind == "TIFF" else contextlib.nullcontext():
+        image.load()
+    orientation = _orientation(image)
+    rgb, has_alpha = flatten(image, background)
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
     return DecodedImage(rgb, mode, rgb.width, rgb.height, kind, orientation, has_alpha)

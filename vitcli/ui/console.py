@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +37,25 @@ def answer(*parts: Any) -> None:
 def answer_text(text: str) -> None:
     """Print text to stdout as it is: JSON, YAML."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def as_text(parts: Iterable[Any], width: int) -> str:
+    """What `answer` prints, without colors."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in written.splitlines()).rstrip()
+
+
+def as_html(parts: Iterable[Any]) -> str:
+    """What `answer` prints, as HTML for a notebook."""
+    console = Console(file=io.StringIO(), width=160, record=True, highlight=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    return console.export_html(
+        inline_styles=True, code_format='<pre style="line-height:normal">{code}</pre>'
+    )
 
 
 def note(text: str) -> None:

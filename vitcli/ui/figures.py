@@ -9,6 +9,7 @@ from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
+from vitcli.results import Result
 from vitcli.ui.console import answer, answer_text, note
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -43,14 +44,12 @@ def save_figure(drawing: Any, path: Path) -> None:
         drawing.savefig(file, format=path.suffix.lower()[1:], dpi=150)
 
 
-def show(result: Any, json: bool, tables: Callable[[Any], Iterable[Any]]) -> None:
-    """The answer on stdout."""
+def show(result: Result, json: bool, tables: Callable[[Any], Iterable[Any]] | None = None) -> None:
+    """The answer on stdout; `tables` is the result's own view unless given."""
     if json:
-        from vitcli.results import to_json
-
-        answer_text(to_json(result))
+        answer_text(result.to_json())
     else:
-        answer(*tables(result))
+        answer(*(tables(result) if tables else result.tables()))
 
 
 def draw(drawing: Any, file: Path, what: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import FailedImage
+from vitcli.results import FailedImage, Result
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class EncoderAttention:
 
 
 @dataclass(frozen=True)
-class AttentionResult:
+class AttentionResult(Result):
     """The answer of `vitcli attn-entropy`."""
 
     query: str

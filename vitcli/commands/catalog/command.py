@@ -25,10 +25,7 @@ def presets(
     """
     from vitcli.commands.catalog.analysis import presets as analysis
 
-    result = analysis(word)
-    from vitcli.commands.catalog.view import presets_table
-
-    show(result, json, lambda result: [presets_table(result)])
+    show(analysis(word), json)
 
 
 def families(
@@ -46,7 +43,4 @@ def families(
     """
     from vitcli.commands.catalog.analysis import families as analysis
 
-    result = analysis(word)
-    from vitcli.commands.catalog.view import families_table
-
-    show(result, json, lambda result: [families_table(result)])
+    show(analysis(word), json)

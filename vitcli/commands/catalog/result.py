@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from vitcli.results import Result
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,10 @@ class PresetRow:
 
 
 @dataclass(frozen=True)
-class PresetsResult:
+class PresetsResult(Result):
     """The answer of `vitcli presets`."""
+
+    view_prefix: ClassVar[str] = "presets_"
 
     presets: tuple[PresetRow, ...]
 
@@ -35,7 +40,9 @@ class FamilyRow:
 
 
 @dataclass(frozen=True)
-class FamiliesResult:
+class FamiliesResult(Result):
     """The answer of `vitcli families`."""
+
+    view_prefix: ClassVar[str] = "families_"
 
     families: tuple[FamilyRow, ...]

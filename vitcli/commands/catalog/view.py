@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 
 from vitcli.commands.catalog.result import FamiliesResult, PresetsResult
@@ -9,8 +11,8 @@ from vitcli.commands.params.view import size
 from vitcli.ui.console import exact, table
 
 
-def presets_table(result: PresetsResult) -> Table:
-    """One row a preset, a line between families."""
+def presets_tables(result: PresetsResult) -> Iterator[Table]:
+    """A row per preset, a line between families."""
     grid = table()
     grid.add_column("preset", no_wrap=True)
     for heading in ("hidden", "depth", "heads", "patch", "image", "parameters"):
@@ -22,11 +24,11 @@ def presets_table(result: PresetsResult) -> Table:
             family = row.family
         numbers = (row.hidden, row.depth, row.heads, row.patch_size)
         grid.add_row(row.name, *map(str, numbers), size(row.image_size), exact(row.parameters))
-    return grid
+    yield grid
 
 
-def families_table(result: FamiliesResult) -> Table:
-    """One row a family, a line between libraries."""
+def families_tables(result: FamiliesResult) -> Iterator[Table]:
+    """A row per family, a line between libraries."""
     grid = table()
     grid.add_column("family", no_wrap=True)
     grid.add_column("library")
@@ -38,4 +40,4 @@ def families_table(result: FamiliesResult) -> Table:
             grid.add_section()
             library = row.library
         grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
-    return grid
+    yield grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import FailedImage, ModelInfo
+from vitcli.results import FailedImage, ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LinearCka:
 
 
 @dataclass(frozen=True)
-class CompareResult:
+class CompareResult(Result):
     """The answer of `vitcli compare`."""
 
     a: ModelInfo

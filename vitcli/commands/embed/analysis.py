@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli._version import __version__
+from vitcli import __version__
 from vitcli.commands.embed.decoding import DecodePool, DecodeWork
 from vitcli.commands.embed.encoder import (
     IDENTITY,

@@ -189,9 +189,7 @@ def run_job(
         note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
     sys.stderr.write(summary(result) + "\n")
     if how["json"]:
-        from vitcli.results import to_json
-
-        answer_text(to_json(result))
+        answer_text(result.to_json())
     else:
         answer(*tables(result))
     if result.failed:

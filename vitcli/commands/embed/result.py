@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import FailedImage, ModelInfo
+from vitcli.results import FailedImage, ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class FailureCount:
 
 
 @dataclass(frozen=True)
-class FolderResult:
+class FolderResult(Result):
     """The answer of `vitcli encode PATH... --out DIR`; counts are of this run's share."""
 
     model: ModelInfo

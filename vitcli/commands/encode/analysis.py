@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -15,7 +16,7 @@ from vitcli.commands.encode.vectors import check_tokens
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
-from vitcli.model import Model
+from vitcli.model import Color, Model, Pictures, as_model, picture_list
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import Observer, layer_points, tapped
 from vitcli.results import FailedImage, ModelInfo
@@ -44,38 +45,49 @@ def model_info(model: Model) -> ModelInfo:
 
 
 def encode(
-    model: Model,
-    paths: Sequence[str],
+    model: Model | str | os.PathLike[str],
+    images: Pictures = (),
     tokens: Sequence[str] = (),
-    background: tuple[int, int, int] = (255, 255, 255),
+    *,
+    background: Color = (255, 255, 255),
     advance: Advance = lambda done, total: None,
     around: Around = nothing_around,
 ) -> tuple[EncodeResult, dict[str, np.ndarray]]:
-    """Encode images in order; without paths, the built-in synthetic one.
+    """What `vitcli encode` answers, and the vectors that its `--out --tokens` writes.
 
-    Returns the result and, for each kind in `tokens` (see `select_tokens`), one array whose first
-    axis is the images that could be read. An image that cannot be read is in `failed`. `around`
-    is entered for each batch's forward pass, for what else is wanted of it.
+    Args:
+        model: a `Model`, or what `vitcli.load` takes.
+        images: a path, a Pillow image, an array (H, W, 3) of 8-bit RGB, or a list of them; without
+            any, the built-in synthetic image.
+        tokens: kinds of vectors to give: cls, dist, register, patch, pooled, output.
+        background: red, green, blue behind transparent pixels, 0 to 255.
+        advance: called with (done, total) as images are encoded.
+        around: entered for each batch's forward pass, for what else is wanted of it.
+
+    Returns the result and an array for each kind in `tokens` (see `select_tokens`) whose first
+    axis is `result.images`. Images that cannot be read are in `result.failed`.
 
     Raises:
-        VitcliError: a kind of token that this encoder has not, or that differ in number.
+        VitcliError: a kind of token that this encoder does not have, or that differ in number.
     """
+    model = as_model(model)
+    pictures = picture_list(images)
     check_tokens(model.config, tokens)
     failed: list[FailedImage] = []
-    images: list[EncodedImage] = []
+    encoded: list[EncodedImage] = []
     vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
-    for batch in image_batches(model, paths, background, failed):
+    for batch in image_batches(model, pictures, background, failed):
         with around(model, batch):
             rows, output = _run(model, batch)
         for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
-            images.append(_image(model, item, layers, output, index))
+            encoded.append(_image(model, item, layers, output, index))
         for kind in tokens:
             vectors[kind] += list(select_tokens(model, output, kind))
-        advance(len(images) + len(failed), max(len(paths), 1))
+        advance(len(encoded) + len(failed), max(len(pictures), 1))
     result = EncodeResult(
         model_info(model),
         engine=model.engine,
-        images=tuple(images),
+        images=tuple(encoded),
         failed=tuple(failed),
     )
     return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}

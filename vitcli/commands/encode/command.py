@@ -155,9 +155,9 @@ def encode(
             loaded,
             images or [],
             kinds,
-            color,
-            advance,
-            features if map_file else analysis.nothing_around,
+            background=color,
+            advance=advance,
+            around=features if map_file else analysis.nothing_around,
         )
     if loaded.fresh and result.images:
         note("fresh weights: the numbers describe the architecture, not the image")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import FailedImage, ModelInfo
+from vitcli.results import FailedImage, ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EncodedImage:
 
 
 @dataclass(frozen=True)
-class EncodeResult:
+class EncodeResult(Result):
     """The answer of `vitcli encode`."""
 
     model: ModelInfo

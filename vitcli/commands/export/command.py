@@ -48,9 +48,7 @@ def export(
         result = analysis.export(loaded, out, opset)
     if loaded.fresh:
         note("fresh weights: the graph describes the architecture, not a trained encoder")
-    from vitcli.commands.export.view import tables
-
-    show(result, json, tables)
+    show(result, json)
 
 
 def convert(
@@ -96,6 +94,4 @@ def convert(
 
         result = analysis(load_model(request), out)
     note(result.checkpoint.line())
-    from vitcli.commands.export.view import convert_table
-
-    show(result, json, lambda result: [convert_table(result)])
+    show(result, json)

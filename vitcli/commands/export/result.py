@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from vitcli.results import LoadReport, ModelInfo
+from vitcli.results import LoadReport, ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class ExportedTensor:
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Result):
     """The graph as it was written and read back."""
 
     model: ModelInfo
@@ -37,8 +38,10 @@ class ExportResult:
 
 
 @dataclass(frozen=True)
-class ConvertResult:
+class ConvertResult(Result):
     """The answer of `vitcli convert`."""
+
+    view_prefix: ClassVar[str] = "convert_"
 
     folder: str
     parameters: int

@@ -32,7 +32,8 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
     )
 
 
-def convert_table(result: ConvertResult) -> Table:
+def convert_tables(result: ConvertResult) -> Iterator[Table]:
+    """What was written, from what, and its digest."""
     grid = table()
     grid.show_header = False
     grid.add_column(no_wrap=True)
@@ -42,4 +43,4 @@ def convert_table(result: ConvertResult) -> Table:
     grid.add_row("parameters", f"{result.parameters:,}")
     grid.add_row("bytes", f"{result.bytes:,}")
     grid.add_row("sha256", result.sha256)
-    return grid
+    yield grid

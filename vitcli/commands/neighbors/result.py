@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vitcli.results import Result
+
 
 @dataclass(frozen=True)
 class Neighbor:
@@ -18,7 +20,7 @@ class Neighbor:
 
 
 @dataclass(frozen=True)
-class NeighborsResult:
+class NeighborsResult(Result):
     """The answer of `vitcli neighbors DIR IMAGE`, nearest first."""
 
     image: str

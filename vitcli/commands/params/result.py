@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vitcli.results import Result
+
 
 @dataclass(frozen=True)
 class Component:
@@ -52,7 +54,7 @@ class ModelCosts:
 
 
 @dataclass(frozen=True)
-class ParamsResult:
+class ParamsResult(Result):
     """The answer of `vitcli params`."""
 
     models: tuple[ModelCosts, ...]

@@ -33,7 +33,7 @@ NOTE = (
 )
 
 
-def tables(result: ParamsResult, width: int) -> Iterator[str | Table]:
+def tables(result: ParamsResult, width: int = 120) -> Iterator[str | Table]:
     """One model in full, several side by side; `width` is the terminal's, in columns."""
     if len(result.models) == 1:
         yield from _single(result.models[0], width >= ROOM_FOR_EXACT)

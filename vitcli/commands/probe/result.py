@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vitcli.results import Result
+
 
 @dataclass(frozen=True)
 class ProbeScore:
@@ -20,7 +22,7 @@ class ProbeScore:
 
 
 @dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Result):
     """The answer of `vitcli probe DIR`."""
 
     folder: str

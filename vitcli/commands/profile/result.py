@@ -9,7 +9,7 @@ from typing import get_args
 from vitcli.config.schema import AttendKind
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
-from vitcli.results import ModelInfo
+from vitcli.results import ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class ProfileResult:
+class ProfileResult(Result):
     """The answer of `vitcli profile`."""
 
     model: ModelInfo

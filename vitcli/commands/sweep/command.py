@@ -299,7 +299,6 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
 
 
 def _show(found: SweepReport, id: str, json: bool) -> None:
-    from vitcli.commands.sweep.view import one_trial
 
     matches = [trial for trial in found.trials if trial.id.startswith(id)]
     if len(matches) != 1:
@@ -307,4 +306,4 @@ def _show(found: SweepReport, id: str, json: bool) -> None:
             f"--show {id}: {'several trials begin' if matches else 'no trial begins'} with it",
             "`--each` lists the trials",
         )
-    answers.show(matches[0], json, one_trial)
+    answers.show(matches[0], json)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from vitcli.results import Result
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,10 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class SweepTrial:
+class SweepTrial(Result):
     """One trial: what it was given, how it stands, what it measured, how to run it again."""
+
+    view_prefix: ClassVar[str] = "trial_"
 
     id: str
     state: str
@@ -66,7 +70,7 @@ class SweepGroup:
 
 
 @dataclass(frozen=True)
-class SweepReport:
+class SweepReport(Result):
     """The answer of `vitcli sweep`."""
 
     name: str
@@ -98,8 +102,10 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepPlan(Result):
     """The answer of `vitcli sweep --dry-run`: trials known in advance, and draws still to come."""
+
+    view_prefix: ClassVar[str] = "plan_"
 
     name: str
     axes: tuple[str, ...]

@@ -42,7 +42,7 @@ def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
         yield f"run: {escape(reproducing(best[0]))}"
 
 
-def one_trial(trial: SweepTrial) -> Iterator[str]:
+def trial_tables(trial: SweepTrial) -> Iterator[str]:
     """Everything about one trial, the command that reproduces it last."""
     yield f"[bold]{trial.id}[/]  {trial.state}"
     if trial.wall_s is not None:

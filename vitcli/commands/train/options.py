@@ -196,10 +196,9 @@ def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | 
     """Show a run that is over, in the first process only."""
     if not first_process():
         return
-    from vitcli.results import to_json
     from vitcli.ui.console import answer, answer_text, note
 
-    text = to_json(result)
+    text = result.to_json()
     if request.out:
         with atomic_write(request.out / "result.json") as file:
             file.write(text.encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vitcli.results import Result
+
 
 @dataclass(frozen=True)
 class HistoryRow:
@@ -63,7 +65,7 @@ class TrainSummary:
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class TrainResult(Result):
     """The answer of `vitcli train-shapes` and `vitcli train`."""
 
     result: TrainSummary
