@@ -24,8 +24,8 @@ from vitcli.commands.attention.result import (
     SeenImage,
 )
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import Model
+from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.model import Color, Model
 from vitcli.results import FailedImage
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]

@@ -22,8 +22,8 @@ from vitcli.commands.compare.similarity import (
 )
 from vitcli.commands.encode.analysis import model_info
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import Model
+from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.model import Color, Model
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
 from vitcli.results import FailedImage
