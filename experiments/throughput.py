@@ -24,12 +24,12 @@ import torch
 from PIL import Image
 
 from vitcli.commands.embed.analysis import encode_folder, encoder_threads
-from vitcli.commands.embed.decoding import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
-from vitcli.commands.embed.listing import Listing
+from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.parts import Rows
-from vitcli.commands.embed.shards import Entry
 from vitcli.config.request import ModelRequest
+from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
+from vitcli.images.shards import Entry
 from vitcli.model import load_model
 
 SIZE = (3000, 4000)

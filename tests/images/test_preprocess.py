@@ -14,7 +14,7 @@ from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images import preprocess as module
 from vitcli.images.decode import ImageError
-from vitcli.images.preprocess import describe, plan, preprocess
+from vitcli.images.preprocess import describe, levels, normalize, plan, preprocess
 from vitcli.images.shapes import synthetic_image
 
 
@@ -171,3 +171,17 @@ def test_workers_start_without_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("resize_dtype", ["uint8", "float32"])
+def test_levels_and_normalize_are_preprocess_in_two_steps(resize_dtype: str) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 30, 3), dtype=np.uint8))
+    config = PreprocessConfig(
+        resize_size=(16, 16),
+        resize_dtype=resize_dtype,  # type: ignore[arg-type]
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    pixels = levels(image, config)
+    assert pixels.dtype == resize_dtype
+    np.testing.assert_array_equal(normalize(pixels, config), preprocess(image, config))

@@ -83,6 +83,19 @@ def preprocess(
     Raises ImageError: `too_large` where the result itself would be above that, `unsupported` for
     an aspect ratio that the resize rule refuses, `out_of_memory`.
     """
+    return normalize(levels(image, config, name=name), config)
+
+
+def levels(
+    image: Image.Image, config: PreprocessConfig, *, name: str = "the image"
+) -> NDArray[np.uint8] | NDArray[np.float32]:
+    """`preprocess` before its last step: resized and cropped, not normalized.
+
+    With `resize_dtype: uint8` these are 8-bit levels (h, w, 3), a quarter of what the encoder
+    reads; with `float32` values from 0 to 1 (3, h, w).
+
+    Raises ImageError: as `preprocess`.
+    """
     label = f"{printable(name)}: {image.width}x{image.height} px"
     steps = plan(config, image.width, image.height, label)
     if math.prod(steps.output) > _MAX_RESIZED_PIXELS:
@@ -95,14 +108,28 @@ def preprocess(
     resampling = _FILTERS[config.filter]
     try:
         if config.resize_dtype == "uint8":
-            return _normalize_levels(np.asarray(_transform(image, steps, resampling)), config)
+            return np.asarray(_transform(image, steps, resampling))
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
         channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
-        unit = np.stack([np.asarray(channel) for channel in channels]) / 255
-        mean, std = (_per_channel(values) for values in (config.mean, config.std))
-        return np.asarray((unit - mean) / std, dtype=np.float32)
+        unit: NDArray[np.float32] = np.stack([np.asarray(channel) for channel in channels]) / 255
+        return unit
     except MemoryError as error:
         raise ImageError("out_of_memory", f"{label}: no memory left to resize it") from error
+
+
+def normalize(
+    pixels: NDArray[np.uint8] | NDArray[np.float32], config: PreprocessConfig
+) -> NDArray[np.float32]:
+    """What `levels` gives to float32 (3, h, w): (value - mean) / std of values from 0 to 1."""
+    mean, std = (np.array(v, np.float32).reshape(3, 1, 1) for v in (config.mean, config.std))
+    if pixels.dtype == np.float32:
+        return np.asarray((pixels - mean) / std, dtype=np.float32)
+    # Through the 256 values that a level can have: faster than arithmetic on each pixel.
+    values = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, 0]) / std[:, 0]
+    result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
+    for channel in range(3):
+        np.take(values[channel], pixels[..., channel], out=result[channel])
+    return result
 
 
 def _transform(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
@@ -127,20 +154,6 @@ def _transform_part(image: Image.Image, steps: Plan, resampling: Image.Resamplin
         (x1 - x0, y1 - y0), resampling, box=(x0 * across, y0 * down, x1 * across, y1 * down)
     )
     return part.crop((left - x0, top - y0, left - x0 + w, top - y0 + h))
-
-
-def _normalize_levels(pixels: NDArray[np.uint8], config: PreprocessConfig) -> NDArray[np.float32]:
-    """(h, w, 3) 8-bit levels to float32 (3, h, w) through the 256 values a level can have."""
-    levels = (np.arange(256) * (1 / 255)).astype(np.float32)
-    result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
-    for channel in range(3):
-        mean, std = np.float32(config.mean[channel]), np.float32(config.std[channel])
-        np.take((levels - mean) / std, pixels[..., channel], out=result[channel])
-    return result
-
-
-def _per_channel(values: tuple[float, float, float]) -> NDArray[np.float32]:
-    return np.array(values, dtype=np.float32).reshape(3, 1, 1)
 
 
 def _resized_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:

@@ -19,9 +19,9 @@ from PIL import Image
 from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.encoder import FolderOptions, normalized
+from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import iterate_parts
-from vitcli.commands.embed.listing import Listing
 from vitcli.commands.embed.parts import FORMATS, Rows
 from vitcli.commands.embed.result import FolderResult
 from vitcli.commands.encode.analysis import select_tokens
@@ -30,7 +30,7 @@ from vitcli.config.request import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
-from vitcli.images.preprocess import preprocess
+from vitcli.images.preprocess import levels, preprocess
 from vitcli.model import Model, load_model
 
 SETTINGS = (
@@ -317,3 +317,19 @@ def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
     (tmp_path / "out/part-00002.parquet").unlink()
     again = told()
     assert again[0][:2] == (rows - 4, rows) and again[-1] == first[-1]
+
+
+@pytest.mark.parametrize("resize_dtype", ["uint8", "float32"])
+def test_normalized_on_the_device_is_preprocess_bit_for_bit(resize_dtype: str) -> None:
+    config = PreprocessConfig(
+        resize_size=(24, 24),
+        resize_dtype=resize_dtype,  # type: ignore[arg-type]
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    every_level = np.arange(32 * 24 * 3, dtype=np.uint64).astype(np.uint8).reshape(24, 32, 3)
+    image = Image.fromarray(every_level)
+    batch = torch.from_numpy(np.stack([levels(image, config)] * 2))
+    expected = preprocess(image, config)
+    for found in normalized(batch, config):
+        np.testing.assert_array_equal(found.numpy(), expected)

@@ -9,7 +9,7 @@ import pytest
 
 from vitcli.commands.embed import inputs
 from vitcli.commands.embed.inputs import difference, write_inputs
-from vitcli.commands.embed.shards import Entry
+from vitcli.images.shards import Entry
 
 
 @pytest.mark.parametrize("in_memory", [1000, 7])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from vitcli.commands.embed.command import is_job
-from vitcli.commands.embed.listing import Listing
-from vitcli.commands.embed.shards import Entry
+from vitcli.commands.embed.inputs import Listing
 from vitcli.errors import VitcliError
+from vitcli.images.shards import Entry
 
 
 def touch(*paths: Path) -> None:

@@ -12,8 +12,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
-from vitcli.commands.embed.listing import Listing
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest

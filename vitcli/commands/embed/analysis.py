@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from vitcli import __version__
-from vitcli.commands.embed.decoding import DecodePool, DecodeWork
 from vitcli.commands.embed.encoder import (
     IDENTITY,
     VECTORS,
@@ -25,7 +24,7 @@ from vitcli.commands.embed.encoder import (
     failure,
     vector_width,
 )
-from vitcli.commands.embed.inputs import write_inputs
+from vitcli.commands.embed.inputs import Listing, write_inputs
 from vitcli.commands.embed.job import (
     Job,
     begin,
@@ -35,16 +34,16 @@ from vitcli.commands.embed.job import (
     remembered,
     weights_digest,
 )
-from vitcli.commands.embed.listing import Listing
 from vitcli.commands.embed.parts import OK, Rows, check_format
 from vitcli.commands.embed.result import FailureCount, FolderResult
-from vitcli.commands.embed.shards import Entry
 from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.encode.vectors import available_tokens
 from vitcli.commands.params.analysis import model_costs
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.images.pool import DecodePool, DecodeWork
+from vitcli.images.shards import Entry
 from vitcli.model import Model
 from vitcli.results import FailedImage
 

@@ -163,7 +163,7 @@ def run_job(
     job.check()
     with status("loading torch and the encoder"):
         from vitcli.commands.embed.analysis import encode_folder
-        from vitcli.commands.embed.listing import Listing
+        from vitcli.commands.embed.inputs import Listing
         from vitcli.model import load_model
 
         options = job.to_options(how["tokens"], how["background"])

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vitcli.commands.embed.decoding import Decoded, available_cpus
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.encode.analysis import NormTable, run_observed, select_tokens
+from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import MAX_PIXELS
+from vitcli.images.pool import Decoded, available_cpus
 from vitcli.model import Model
 from vitcli.nn.hooks import layer_points
 
@@ -110,7 +111,7 @@ class PartEncoder:
             rows.status[row], rows.error[row] = image.code, image.error
             if image.pixels is not None:
                 if pixels is None:
-                    pixels = np.zeros((len(indices), *image.pixels.shape), np.float32)
+                    pixels = np.zeros((len(indices), *image.pixels.shape), image.pixels.dtype)
                 pixels[place] = image.pixels
                 fresh.append(row)
             elif self.options.fail_fast:
@@ -123,8 +124,9 @@ class PartEncoder:
 
     @torch.inference_mode()
     def _run(self, pixels: torch.Tensor) -> dict[str, np.ndarray]:
-        """One forward pass over (B, 3, h, w): each array of the part, (B, width)."""
+        """One forward pass over B images as `levels` gives them: each array, (B, width)."""
         model = self.model
+        pixels = normalized(pixels.to(model.device), model.preprocessing)
         table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
         observe = table.observe if self.options.norms else None
         output = run_observed(model, pixels.to(model.device, model.dtype), observe)
@@ -145,6 +147,24 @@ class PartEncoder:
                 rows.error[row] = f"the vector is not finite in {self.options.vector_dtype}"
                 for array in rows.arrays.values():
                     array[row] = np.nan
+
+
+def normalized(pixels: torch.Tensor, config: PreprocessConfig) -> torch.Tensor:
+    """A batch that `images.preprocess.levels` gave as float32 (B, 3, h, w), on its device.
+
+    Equal to `images.preprocess.normalize` bit for bit: each step rounds once, as IEEE 754 says.
+    """
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        for values in (config.mean, config.std)
+    )
+    if pixels.dtype == torch.uint8:
+        pixels = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        # A tensor, since a GPU multiplies by the reciprocal of a number.
+        pixels /= torch.tensor(255.0, device=pixels.device)
+    else:
+        pixels = pixels.clone()
+    return pixels.sub_(mean).div_(std)
 
 
 def vector_width(model: Model, kind: str) -> int:

@@ -1,23 +1,172 @@
-"""The inputs of a job as one sorted list on disk, so that a million of them take no memory."""
+"""The inputs of a job: from what stands on the command line to one sorted list on disk.
+
+The list is on disk so that a million inputs take no memory.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import glob
 import hashlib
 import heapq
+import itertools
 import os
+import stat
+import sys
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from vitcli.commands.embed.shards import Entry
-from vitcli.files import printable
+from vitcli.errors import VitcliError
+from vitcli.files import is_folder, printable
+from vitcli.images.folders import Walk
+from vitcli.images.pool import MEMORY_BYTES, TIMEOUT_S
+from vitcli.images.shards import Entry
 
+_CHUNK = 1 << 20
+_LONGEST = 1 << 16
+"""Bytes of one line of a list; no system has longer paths."""
+_MOST_LINES = 10**8
 _IN_MEMORY = 50_000
 """Entries that are sorted at a time; above it, sorted runs are merged from disk."""
+
+
+@dataclass
+class Listing:
+    """The inputs of a job, walked anew each time it is iterated, in no particular order.
+
+    A folder gives its files with an image suffix (`any_suffix`: all of them) and the members of
+    its tar shards, recursively; hidden folders and files and those of other programs are left
+    out; links to folders are followed, but not in circles. A glob is taken for one where no file
+    has that very name. `@FILE` and `-` are lists of files and shards, one per line, or
+    NUL-separated; their lines are never folders or globs. A file that is missing is an entry: its
+    row will say so.
+    """
+
+    inputs: tuple[str, ...]
+    any_suffix: bool = False
+    out: Path | None = None
+    """The job's own folder, left out of any walk."""
+    timeout_s: float = TIMEOUT_S
+    memory_bytes: int = MEMORY_BYTES
+    """Limits of the process that lists shards."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What folders hold and was left out; see `images.folders.Walk`."""
+
+    @property
+    def root(self) -> str:
+        """The folder that names are relative to: the only input, if that is a folder."""
+        first = self.inputs[0]
+        return first if len(self.inputs) == 1 and is_folder(first) else ""
+
+    def __iter__(self) -> Iterator[Entry]:
+        how = self.any_suffix, self.out, self.timeout_s, self.memory_bytes
+        with contextlib.closing(Walk(*how, self.skipped)) as walk:
+            for text in self.inputs:
+                yield from self._expand(text, walk)
+
+    def _expand(self, text: str, walk: Walk) -> Iterator[Entry]:
+        if text == "-":
+            if sys.stdin is not None:  # closed
+                yield from _listed(sys.stdin.buffer, "stdin", walk)
+        elif text.startswith("@") and not os.path.lexists(text):
+            yield from _list_file(text[1:], walk)
+        elif is_folder(text):
+            yield from walk.folder(text, "" if self.root else _as_prefix(text))
+        elif os.path.lexists(text) or not glob.has_magic(text):
+            yield from walk.file(text, text)
+        else:
+            found = False
+            for match in _matches(text):
+                found = True
+                if not is_folder(match):
+                    yield from walk.file(match, match)
+                elif "**" not in text:
+                    yield from walk.folder(match, _as_prefix(match))
+            if not found:
+                raise VitcliError(f"{printable(text)}: matches no file", "check the pattern")
+
+
+def _list_file(path: str, walk: Walk) -> Iterator[Entry]:
+    try:
+        with Path(path).open("rb") as file:
+            if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.isatty():
+                raise VitcliError(f"{printable(path)}: is a device, not a list", "name a file")
+            yield from _listed(file, path, walk)
+    except OSError as error:
+        raise VitcliError(
+            f"cannot read the list {printable(path)}: {error.strerror or error}",
+            "write one path per line",
+        ) from error
+
+
+def _listed(file: BinaryIO, list_name: str, walk: Walk) -> Iterator[Entry]:
+    for number, line in enumerate(_lines(file, list_name)):
+        if number >= _MOST_LINES:
+            raise _endless(list_name, f"more than {_MOST_LINES:,} lines")
+        name = os.fsdecode(line)
+        yield from walk.file(name, name)
+
+
+def _endless(name: str, what: str) -> VitcliError:
+    return VitcliError(f"the list {printable(name)}: {what}", "write one path per line")
+
+
+def _matches(pattern: str, under: str = "") -> Iterator[str]:
+    """What a glob matches. `**` stands for folders that are neither hidden nor links.
+
+    Not `glob`'s own `**`, which follows links, in circles too.
+    """
+    parts = pattern.split("/")
+    if "**" not in parts:
+        found = glob.iglob(pattern, root_dir=under or None)  # noqa: PTH207 (any bytes)
+        yield from (under + match for match in found)
+        return
+    at = parts.index("**")
+    head = "/".join([*parts[:at], ""])
+    tail = "/".join(itertools.dropwhile("**".__eq__, parts[at:])) or "*"
+    below = list(_matches(head, under)) if at and glob.has_magic(head) else [under + head]
+    while below:
+        folder = below.pop()
+        yield from _matches(tail, folder)
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as inside:
+            folders = (item.name for item in inside if item.is_dir(follow_symlinks=False))
+            below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
+
+
+def _as_prefix(folder: str) -> str:
+    return folder if folder.endswith("/") else folder + "/"
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """Lines, or NUL-separated records if there is a NUL in the first megabyte; no empty ones."""
+    separator: bytes | None = None
+    rest = b""
+    while chunk := file.read(_CHUNK):
+        if separator is None:
+            if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in chunk:
+                raise VitcliError(f"the list {printable(name)} is UTF-16", "save it as UTF-8")
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
+            separator = b"\0" if b"\0" in chunk else b"\n"
+        *whole, rest = (rest + chunk).split(separator)
+        if len(rest) > _LONGEST:
+            raise _endless(name, f"a line of more than {_LONGEST:,} bytes")
+        if len(chunk) == _CHUNK and not rest and not any(whole):
+            raise _endless(name, f"{_CHUNK:,} bytes of empty lines")
+        yield from _cleaned(whole, separator)
+    yield from _cleaned([rest], separator or b"\n")
+
+
+def _cleaned(records: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
+    for record in records:
+        line = record.removesuffix(b"\r") if separator == b"\n" else record
+        if line:
+            yield line
 
 
 @dataclass(frozen=True)
@@ -65,7 +214,8 @@ def write_inputs(entries: Iterable[Entry], folder: Path, part_rows: int) -> Inpu
                     starts.append(at)
                 count += 1
                 at += file.write(entry.to_line())
-                digest.update(b"%d:%b:%d:%d\n" % (len(last[0]), *last, entry.size))
+                label = entry.label.encode("utf-8", "surrogatepass")
+                digest.update(b"%d:%b:%d:%d%b\n" % (len(last[0]), *last, entry.size, label))
     except BaseException:
         Path(name).unlink()
         raise

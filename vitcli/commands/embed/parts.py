@@ -20,9 +20,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vitcli.commands.embed.shards import Entry, escaped, unescaped
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
+from vitcli.files import atomic_write, printable
+from vitcli.images.shards import Entry
 
 OK = "ok"
 ABOUT = "vitcli"
@@ -246,3 +246,30 @@ def _as_rows(columns: dict[str, list[Any]], arrays: dict[str, np.ndarray]) -> Ro
         error=columns["error"],
         arrays=arrays,
     )
+
+
+def escaped(name: str) -> tuple[str, bool]:
+    """A name as valid text, and whether that took escapes.
+
+    A name that is UTF-8 stays as it is. In any other, bytes that are not UTF-8 become `\\xNN` and
+    backslashes are doubled, so that `unescaped` gives the name back.
+    """
+    if not any("\ud800" <= c <= "\udfff" for c in name):
+        return name, False
+    parts = name.split("\\")
+    return "\\\\".join("".join(_byte(c) for c in part) for part in parts), True
+
+
+def _byte(character: str) -> str:
+    return printable(character) if "\ud800" <= character <= "\udfff" else character
+
+
+def unescaped(text: str, was_escaped: bool) -> str:
+    """The name that `escaped` wrote, as `os.fsdecode` gives it."""
+    if not was_escaped:
+        return text
+    parts = []
+    for part in text.split("\\\\"):
+        plain, *codes = part.split("\\x")
+        parts.append(plain + "".join(chr(0xDC00 + int(c[:2], 16)) + c[2:] for c in codes))
+    return "\\".join(parts)

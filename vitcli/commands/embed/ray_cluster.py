@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from vitcli.commands.embed.analysis import Progress, Work, decode_work, partial_rows
-from vitcli.commands.embed.decoding import DecodePool
 from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
 from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
-from vitcli.commands.embed.shards import Entry
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
+from vitcli.images.pool import DecodePool
+from vitcli.images.shards import Entry
 from vitcli.model import Model, load_model
 
 _START = "ray start --head there, or leave out --address"

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.commands.embed.decoding import content
 from vitcli.commands.embed.job import INPUTS, iterate_parts, load_manifest, load_saved
 from vitcli.commands.embed.parts import OK
-from vitcli.commands.embed.shards import Entry
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.neighbors.result import Neighbor, NeighborsResult
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
+from vitcli.images.shards import Entry, content
 from vitcli.model import Model
 
 

@@ -16,8 +16,8 @@ import torch
 
 from vitcli.commands.embed.analysis import Watch, check_kind, encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import iterate_parts, load_manifest
-from vitcli.commands.embed.listing import Listing
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.probe.result import ProbeResult, ProbeScore
 from vitcli.commands.train.datasets import Items, find_sets, recognized

@@ -5,7 +5,8 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitcli.commands.embed.shards import Entry, escaped, unescaped
+from vitcli.commands.embed.parts import escaped, unescaped
+from vitcli.images.shards import Entry
 
 
 @given(st.binary(min_size=1))

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from PIL import Image
 
-from vitcli.commands.embed.decoding import Decoded, DecodePool, DecodeWork
-from vitcli.commands.embed.shards import Entry
 from vitcli.config.schema import PreprocessConfig
+from vitcli.images.pool import Decoded, DecodePool, DecodeWork
+from vitcli.images.shards import Entry
 
 WORK = DecodeWork(PreprocessConfig(resize="squash", resize_size=(8, 8)))
 
@@ -84,7 +84,7 @@ def test_files_and_members_of_shards_become_pixels(tmp_path: Path) -> None:
     with DecodePool(WORK, 1, timeout_s=60, ahead=2) as pool:
         file, member, short, gone, known = pool.decode(entries)
     assert (file.code, file.width, file.height) == ("ok", 20, 10)
-    assert file.pixels is not None and file.pixels.shape == (3, 8, 8)
+    assert file.pixels is not None and file.pixels.shape == (8, 8, 3)
     np.testing.assert_array_equal(file.pixels, member.pixels)
     assert (short.code, short.pixels) == ("truncated", None)
     assert (gone.code, gone.error) == ("unreadable", "No such file or directory")

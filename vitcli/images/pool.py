@@ -1,43 +1,53 @@
-"""Worker processes that decode: each image has its time, and a crash costs one row."""
+"""Worker processes that read images: each has its time and memory, and a crash costs one answer.
+
+Needs Pillow, numpy and pydantic only, so that a process starts quickly.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from vitcli.commands.embed.shards import Entry
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.decode import MAX_PIXELS, ImageError, decode
-from vitcli.images.preprocess import preprocess
+from vitcli.images.decode import MAX_PIXELS, DecodedImage, ImageError, decode
+from vitcli.images.preprocess import levels
+from vitcli.images.shards import Entry, content
 
 READY = "ready"
+TIMEOUT_S = 60.0
+MEMORY_BYTES = 4 * 2**30
+_SHARED_BYTES = 64 * 2**20
+"""Pixels that travel through shared memory; more than that goes through the pipe."""
 
 
 @dataclass(frozen=True)
 class DecodeWork:
     """How every image of a job is decoded."""
 
-    preprocess: PreprocessConfig
+    preprocess: PreprocessConfig | None = None
+    """None gives the decoded image itself, (H, W, 3)."""
     background: tuple[int, int, int] = (255, 255, 255)
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
@@ -49,45 +59,64 @@ class DecodeWork:
 class Decoded:
     """What became of one entry."""
 
-    pixels: NDArray[np.float32] | None = None
-    """(3, h, w), None where it failed."""
+    pixels: NDArray[Any] | None = None
+    """As `preprocess.levels` gives them, not normalized; None where it failed."""
     width: int | None = None
     height: int | None = None
     """Size of the upright image in pixels, None where it could not be decoded."""
     code: str = "ok"
     error: str = ""
+    facts: tuple[Any, ...] = ()
+    """mode, format, orientation and transparency of `DecodedImage`, without preprocessing."""
 
 
-Read = Callable[[Entry, "DecodeWork"], "Decoded"]
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Stands for an array that lies in the memory that both processes see."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
-def main(number: int) -> None:
-    """Answer each `Entry` with a `Decoded`, until the other end of the pipe is closed."""
-    connection = Connection(number)
+Read = Callable[[Any, DecodeWork], Any]
+
+
+def main(pipe: int, memory: int) -> None:
+    """Answer each question in turn, until the other end of the pipe is closed."""
+    connection = Connection(pipe)
     with contextlib.suppress(EOFError, OSError):
         work, read = connection.recv()
-        _settle(work.memory_bytes)
+        shared = mmap.mmap(memory, _SHARED_BYTES)
+        _limit(work.memory_bytes)
         connection.send(READY)
         while True:
-            connection.send(read(connection.recv(), work))
+            answer = read(connection.recv(), work)
+            pixels = getattr(answer, "pixels", None)
+            if pixels is not None and pixels.nbytes <= _SHARED_BYTES:
+                there = np.frombuffer(shared, pixels.dtype, pixels.size).reshape(pixels.shape)
+                there[...] = pixels
+                answer = replace(answer, pixels=_Shared(pixels.shape, pixels.dtype.str))
+            connection.send(answer)
 
 
 def read(entry: Entry, work: DecodeWork) -> Decoded:
-    """Decode and preprocess one entry; every failure is a code."""
+    """Decode, resize and crop one entry; every failure is a code."""
     if entry.code:
         return Decoded(code=entry.code, error=entry.error)
     width = height = None
     try:
-        source = content(entry)
         image = decode(
-            source,
+            content(entry),
             name=entry.name,
             background=work.background,
             max_pixels=work.max_pixels,
             min_side=work.min_side,
         )
         width, height = image.width, image.height
-        return Decoded(preprocess(image.image, work.preprocess), width, height)
+        if work.preprocess is not None:
+            return Decoded(levels(image.image, work.preprocess), width, height)
+        facts = (image.mode, image.format, image.orientation, image.has_alpha)
+        return Decoded(np.asarray(image.image), width, height, facts=facts)
     except ImageError as error:
         # The row has the path already.
         message = error.message.removeprefix(f"{printable(entry.name)}: ")
@@ -99,28 +128,34 @@ def read(entry: Entry, work: DecodeWork) -> Decoded:
         return Decoded(None, width, height, "corrupt", reason)
 
 
-def content(entry: Entry) -> str | bytes:
-    """What `decode` reads: the file's path, or the bytes of a member.
+def decode_within(
+    source: str | os.PathLike[str],
+    *,
+    background: tuple[int, int, int] = (255, 255, 255),
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+) -> DecodedImage:
+    """`decode` of one file in a process of its own, with a limit of time and memory.
 
     Raises:
-        ImageError: the shard cannot be read so far.
+        ImageError: as `decode`; `timed_out`, `crashed` or `out_of_memory`.
     """
-    if entry.offset < 0:
-        return entry.source
-    try:
-        with Path(entry.source).open("rb") as file:
-            file.seek(entry.offset)
-            content = file.read(entry.size)
-    except OSError as error:
-        raise ImageError("unreadable", f"shard: {error.strerror or error}") from error
-    if len(content) < entry.size:
-        raise ImageError("truncated", f"the shard ends after {len(content)} of {entry.size} bytes")
-    return content
+    path = os.fspath(source)
+    work = DecodeWork(background=background, memory_bytes=memory_bytes)
+    with DecodePool(work, 1, timeout_s, 1) as pool:
+        (found,) = pool.decode([Entry(path, path)])
+    if found.pixels is None:
+        raise ImageError(cast(Any, found.code), f"{printable(path)}: {found.error}")
+    image = Image.fromarray(found.pixels)
+    mode, kind, orientation, alpha = found.facts
+    return DecodedImage(image, mode, image.width, image.height, kind, orientation, alpha)
 
 
-def _settle(memory_bytes: int) -> None:
+def _limit(memory_bytes: int) -> None:
     """Die with the parent, leave Ctrl-C to it, keep a decoder's chatter and appetite in bounds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         with contextlib.suppress(ValueError, OSError):
@@ -134,11 +169,13 @@ def _settle(memory_bytes: int) -> None:
     os.dup2(null, 2)
 
 
+_NICE = 10
+"""Decoding yields to the encoder, which waits for the slowest of its threads."""
 _START_S = 120.0
 _STARTS = 3
 _PROGRAM = (
-    "import sys; number, *sys.path = sys.argv[1:]; "
-    "from vitcli.commands.embed.decoding import main; main(int(number))"
+    "import sys; pipe, memory, *sys.path = sys.argv[1:]; "
+    "from vitcli.images.pool import main; main(int(pipe), int(memory))"
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Nothing here is worth a thread for each core, or the address space of their stacks."""
@@ -187,12 +224,12 @@ class DecodePool:
                 worker.kill()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._running:
-            worker.connection.close()
+            worker.close()
 
-    def decode(self, entries: Iterable[Entry]) -> Iterator[Decoded]:
-        """One `Decoded` for each entry, in order."""
+    def decode(self, entries: Iterable[Any]) -> Iterator[Any]:
+        """An answer of `read` for each entry, in order; a `Decoded` where its process failed."""
         coming = iter(entries)
-        waiting: deque[Future[Decoded]] = deque(
+        waiting: deque[Future[Any]] = deque(
             self._threads.submit(self._one, entry) for entry in islice(coming, self.ahead)
         )
         while waiting:
@@ -200,7 +237,7 @@ class DecodePool:
             waiting += [self._threads.submit(self._one, entry) for entry in islice(coming, 1)]
             yield done
 
-    def _one(self, entry: Entry) -> Decoded:
+    def _one(self, entry: Any) -> Any:
         """Runs in a thread, which keeps a process of its own."""
         worker: _Worker | None = getattr(self._local, "worker", None)
         if worker is None:
@@ -208,8 +245,7 @@ class DecodePool:
         try:
             worker.connection.send(entry)
             if worker.connection.poll(self.timeout_s):
-                answer: Decoded = worker.connection.recv()
-                return answer
+                return worker.answer()
             failed = Decoded(code="timed_out", error=f"not decoded in {self.timeout_s:g} s")
         except (EOFError, OSError):
             failed = _death(worker.wait())
@@ -233,24 +269,32 @@ class DecodePool:
 
     def _forget(self, worker: _Worker) -> None:
         worker.kill()
-        worker.connection.close()
+        worker.close()
         with self._lock:
             self._running.discard(worker)
 
 
 class _Worker:
-    """One process and our end of its pipe.
+    """One process, our end of its pipe and the memory in which its pixels arrive.
 
     Not `multiprocessing`, whose children import the main script, and with it torch, once more.
+    The child never looks for modules in the current folder.
     """
 
     def __init__(self, work: DecodeWork, read: Read) -> None:
         self.connection, theirs = multiprocessing.Pipe()
-        number = theirs.fileno()
-        command = [sys.executable, "-c", _PROGRAM, str(number), *sys.path]
-        self._process = subprocess.Popen(
-            command, pass_fds=[number], stdin=subprocess.DEVNULL, env={**os.environ, **_ONE_THREAD}
-        )
+        with _memory_file() as file:
+            os.truncate(file, _SHARED_BYTES)  # sparse: pages exist when they are written
+            self.memory = mmap.mmap(file, _SHARED_BYTES)
+            numbers = theirs.fileno(), file
+            path = [os.path.abspath(p) for p in sys.path if p]  # noqa: PTH100
+            command = [sys.executable, "-P", "-c", _PROGRAM, *map(str, numbers), *path]
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=numbers,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **_ONE_THREAD, "PYTHONSAFEPATH": "1"},
+            )
         theirs.close()
         with contextlib.suppress(OSError):  # one that has died already is not ready either
             self.connection.send((work, read))
@@ -261,6 +305,16 @@ class _Worker:
         except (EOFError, OSError):
             return False
 
+    def answer(self) -> Any:
+        """What the process sent, with pixels of our own."""
+        answer = self.connection.recv()
+        there = getattr(answer, "pixels", None)
+        if isinstance(there, _Shared):
+            count = int(np.prod(there.shape))
+            seen = np.frombuffer(self.memory, there.dtype, count).reshape(there.shape)
+            return replace(answer, pixels=seen.copy())
+        return answer
+
     def wait(self) -> int | None:
         """The exit code of a process whose pipe has closed; negative is a signal."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -270,6 +324,25 @@ class _Worker:
     def kill(self) -> None:
         self._process.kill()
         self.wait()
+
+    def close(self) -> None:
+        self.connection.close()
+        with contextlib.suppress(BufferError):  # a thread that still copies lets go of it later
+            self.memory.close()
+
+
+@contextlib.contextmanager
+def _memory_file() -> Iterator[int]:
+    """A file without a name, in memory where the system can."""
+    if hasattr(os, "memfd_create"):
+        number = os.memfd_create("vitcli", 0)
+        try:
+            yield number
+        finally:
+            os.close(number)
+    else:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
 
 
 def _death(exit_code: int | None) -> Decoded:

@@ -1,0 +1,145 @@
+"""Folders in the shapes that people have them, each with a known right answer."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitcli.errors import VitcliError
+from vitcli.images.folders import HIDDEN, Item, class_order, read_folder, read_layout
+
+
+def layout(*names: str) -> list[tuple[str | None, str | None]]:
+    found = read_layout(names)
+    return [found.place(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        # classes alone, also below a folder that all have in common
+        (["cat/1.png", "dog/1.png"], [(None, "cat"), (None, "dog")]),
+        (["pets/cat/1.png", "pets/dog/x/1.png"], [(None, "cat"), (None, "dog")]),
+        (["cat/1.png", "cat/2.png"], [(None, "cat"), (None, "cat")]),
+        # splits by any of their names, in any letter case
+        (
+            ["Train/cat/1.png", "VALID/cat/2.png", "test/3.png"],
+            [("train", "cat"), ("val", "cat"), ("test", None)],
+        ),
+        (
+            ["training/a/1.png", "testing/a/2.png", "validation/b/3.png", "dev/b/4.png"],
+            [("train", "a"), ("test", "a"), ("val", "b"), ("val", "b")],
+        ),
+        (
+            ["set/train/a/1.png", "set/val/b/2.png"],
+            [("train", "a"), ("val", "b")],
+        ),
+        (["train/a/1.png", "train/b/2.png"], [("train", "a"), ("train", "b")]),
+        # what stands beside splits is neither a split nor a class
+        (
+            ["train/a/1.png", "test/a/2.png", "unlabeled/x/3.png", "extras/y/4.png"],
+            [("train", "a"), ("test", "a"), ("unlabeled", None), ("other", None)],
+        ),
+        # a class may be called like a split
+        (["bus/1.png", "train/1.png", "car/1.png"], [(None, c) for c in ("bus", "train", "car")]),
+        # the class outside, the split inside
+        (
+            ["cat/train/1.png", "cat/val/2.png", "dog/train/3.png", "dog/val/4.png"],
+            [("train", "cat"), ("val", "cat"), ("train", "dog"), ("val", "dog")],
+        ),
+        # shard files are not classes; they can be splits
+        (["s-0.tar/1.png", "s-1.tar/2.png"], [(None, None), (None, None)]),
+        (
+            ["train/s-0.tar/1.png", "val/s-0.tar/2.png"],
+            [("train", None), ("val", None)],
+        ),
+        (["x-train-00.tar/1.png", "x-val-00.tar/2.png"], [("train", None), ("val", None)]),
+    ],
+)
+def test_layouts(names: list[str], expected: list[tuple[str | None, str | None]]) -> None:
+    assert layout(*names) == expected
+
+
+def test_numbers_are_classes_in_their_order() -> None:
+    names = [str(number) for number in range(12)]
+    assert class_order(reversed(names)) == names
+    assert class_order(["b", "10", "a", "9", "09", "b"]) == ["09", "9", "10", "a", "b"]
+
+
+def picture(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 4, 3), level, np.uint8)).save(path)
+
+
+def test_hidden_folders_and_those_of_other_programs_are_left_out_with_a_count(
+    tmp_path: Path,
+) -> None:
+    for number, suffix in enumerate((".png", ".gif", ".JPG", ".jfif", ".webp")):
+        picture((tmp_path / f"cat/{number}").with_suffix(suffix), number)
+    for place in (".ipynb_checkpoints/1.png", "__MACOSX/cat/1.png", "cat/@eaDir/1.png"):
+        picture(tmp_path / place, 9)
+    for name in ("cat/._1.png", "Thumbs.db", "cat/.hidden.png"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "notes.txt").touch()
+    found = read_folder(tmp_path)
+    assert len(found.items) == 5 and found.classes == ("cat",)
+    assert found.skipped == {HIDDEN: 6, ".txt": 1}
+    assert found.lines() == [
+        "no splits, 5 images, 5 with a class; 1 classes: cat",
+        f"left out: 6 {HIDDEN}, 1 .txt",
+    ]
+
+
+def test_labels_of_shards_and_their_splits(tmp_path: Path) -> None:
+    def shard(path: Path, labels: list[tuple[str, bytes]]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w") as tar:
+            for number, (suffix, content) in enumerate(labels):
+                parts = [(suffix, content), ("png", b"pixels")]
+                for kind, data in parts if number % 2 else reversed(parts):
+                    info = tarfile.TarInfo(f"{number}.{kind}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+
+    shard(tmp_path / "train/0.tar", [("cls", b"10\n"), ("cls", b"2"), ("json", b'{"label": 7}')])
+    shard(tmp_path / "val/0.tar", [("cls", b"2"), ("txt", b"no label"), ("json", b"[[")])
+    found = read_folder(tmp_path)
+    assert found.classes == ("2", "7", "10")
+    assert [(i.entry.name, i.split, i.label) for i in found.items] == [
+        ("train/0.tar/0.png", "train", "10"),
+        ("train/0.tar/1.png", "train", "2"),
+        ("train/0.tar/2.png", "train", "7"),
+        ("val/0.tar/0.png", "val", "2"),
+        ("val/0.tar/1.png", "val", None),
+        ("val/0.tar/2.png", "val", None),
+    ]
+
+
+def test_the_same_bytes_in_two_classes_or_two_splits_are_found(tmp_path: Path) -> None:
+    for place, level in (
+        ("train/cat/1.png", 1),
+        ("train/cat/2.png", 1),  # the same class and split: nothing wrong
+        ("train/dog/3.png", 2),
+        ("val/dog/4.png", 2),
+        ("val/cat/5.png", 3),
+        ("val/dog/6.png", 3),
+    ):
+        picture(tmp_path / place, level)
+
+    def name(item: Item) -> str:
+        return item.entry.name
+
+    pairs = sorted((name(a), name(b)) for a, b in read_folder(tmp_path).shared())
+    assert pairs == [("train/dog/3.png", "val/dog/4.png"), ("val/cat/5.png", "val/dog/6.png")]
+
+
+def test_a_folder_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(VitcliError, match="no such folder"):
+        read_folder(tmp_path / "none")
+    with pytest.raises(VitcliError, match="no images in there"):
+        read_folder(tmp_path)

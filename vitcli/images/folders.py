@@ -1,0 +1,366 @@
+"""Folders as people have them: which files are images, which folders are splits and classes.
+
+One reader for `embed`, `probe` and `train`, so that they agree. A folder that is a split is never
+a class; hidden folders and those of other programs are left out; a shard's file is no class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from PIL import Image
+
+from vitcli.errors import VitcliError
+from vitcli.files import is_folder, printable
+from vitcli.images.decode import ImageError
+from vitcli.images.pool import MEMORY_BYTES, TIMEOUT_S, Decoded, DecodePool, DecodeWork
+from vitcli.images.shards import (
+    Entry,
+    ShardMembers,
+    ShardRequest,
+    content,
+    count_suffix,
+    list_members,
+)
+
+_MORE_SUFFIXES = {".avif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", ".svg", ".mpo"}
+_NOT_IMAGES = {".pdf", ".mpg", ".mpeg", ".h5", ".hdf", ".bufr", ".grib"}
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_TOOL_NAMES = {
+    *("__macosx", "@eadir", "thumbs.db", "desktop.ini", "ehthumbs.db", "#recycle", "$recycle.bin"),
+    *("lost+found", "system volume information", "__pycache__"),
+}
+HIDDEN = "hidden or of a tool"
+"""The count of images and shards that are left out for where they lie or what they are called."""
+
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("unlabeled", "unlabelled"), "unlabeled"),
+}
+"""Names of folders, in lower case, that are splits, and which one each is."""
+Place = tuple[str | None, str | None]
+"""(split, class) of an image; None where there is none."""
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Suffixes, in lower case, that make a file an image: the one list of all commands.
+
+    All that Pillow knows, those of formats that are refused included: they get a coded row.
+    """
+    return frozenset(Image.registered_extensions()) - _NOT_IMAGES | _MORE_SUFFIXES
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of that name is hidden or another program's own."""
+    return name.startswith(".") or name.lower() in _TOOL_NAMES
+
+
+@dataclass
+class Walk:
+    """The images below folders and in shards, in no particular order."""
+
+    any_suffix: bool = False
+    out: Path | None = None
+    """A folder that is left out wherever it lies."""
+    timeout_s: float = TIMEOUT_S
+    memory_bytes: int = MEMORY_BYTES
+    """Limits of the process that lists shards, for each `_CHUNK` of members."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Files without an image suffix, by suffix (those of rare ones as `others`), and HIDDEN."""
+    _pool: DecodePool | None = None
+
+    def close(self) -> None:
+        """End the process that lists shards."""
+        if self._pool is not None:
+            self._pool.__exit__(None, None, None)
+            self._pool = None
+
+    def folder(self, folder: str, prefix: str = "") -> Iterator[Entry]:
+        """The files below a folder; `prefix` is what their names begin with.
+
+        Links to folders are followed, but not in circles. A folder that cannot be read is an
+        entry that fails.
+        """
+        waiting: list[tuple[str, str, tuple[tuple[int, int], ...], bool]] = [
+            (folder, prefix, (), False)
+        ]
+        while waiting:
+            folder, prefix, above, hidden = waiting.pop()
+            try:
+                status = Path(folder).stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity in above or self._is_out(folder):
+                    continue
+                found = os.scandir(folder)
+            except OSError as error:
+                name, reason = prefix.rstrip("/") or folder, error.strerror or error
+                if not hidden:
+                    yield Entry(name, folder, code="unreadable", error=f"folder: {reason}")
+                continue
+            with found:
+                for item in found:
+                    aside = hidden or is_hidden(item.name)
+                    if _is_folder(item):
+                        below = (item.path, f"{prefix}{item.name}/", (*above, identity), aside)
+                        waiting.append(below)
+                    elif not self._taken(item.name, aside):
+                        continue
+                    elif aside:
+                        self.skipped[HIDDEN] += 1
+                    else:
+                        yield from self.file(item.path, prefix + item.name)
+
+    def file(self, path: str, name: str) -> Iterator[Entry]:
+        """A file, or what is in it if it is a shard."""
+        path, lower = os.path.abspath(path), path.lower()  # noqa: PTH100 (links stay as they are)
+        if lower.endswith(".tar") and os.path.isfile(path):  # noqa: PTH113 (any name)
+            yield from self._shard(path, name)
+        elif lower.endswith(_COMPRESSED):
+            error = "a compressed shard cannot be read at any place: decompress it first"
+            yield Entry(name, path, code="unsupported", error=error)
+        else:
+            yield Entry(name, path)
+
+    def _shard(self, path: str, name: str) -> Iterator[Entry]:
+        """Members as a process with limits lists them; whatever ends it is an entry."""
+        if self._pool is None:
+            work = DecodeWork(memory_bytes=self.memory_bytes)
+            self._pool = DecodePool(work, 1, self.timeout_s, 1, list_members)
+        asked = ShardRequest(path, name, image_suffixes(), self.any_suffix)
+        while asked.offset >= 0:
+            (found,) = self._pool.decode([asked])
+            if not isinstance(found, ShardMembers):
+                assert isinstance(found, Decoded)
+                error = f"tar shard: {found.error}; what follows is lost"
+                yield Entry(name, path, code=found.code, error=error)
+                return
+            yield from found.entries
+            for suffix, count in found.skipped:
+                count_suffix(self.skipped, suffix, count)
+            asked = replace(asked, offset=found.after)
+
+    def _is_out(self, folder: str) -> bool:
+        return bool(self.out and self.out.exists() and self.out.samefile(folder))
+
+    def _taken(self, name: str, hidden: bool) -> bool:
+        suffix = Path(name).suffix.lower()
+        if self.any_suffix or suffix in image_suffixes() or suffix == ".tar":
+            return True
+        if hidden:
+            return name.lower() in _TOOL_NAMES or name.startswith("._")
+        count_suffix(self.skipped, suffix)
+        return False
+
+
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    try:
+        return item.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """Distinct names sorted, whole numbers first and by their value."""
+
+    def key(name: str) -> tuple[int, int, str, str]:
+        if name.isascii() and name.isdigit():
+            digits = name.lstrip("0")
+            return 0, len(digits), digits, name
+        return 1, 0, name, name
+
+    return sorted(set(names), key=key)
+
+
+def _folders(name: str) -> tuple[str, ...]:
+    """The folders of a name; a shard counts as the split that it is named for, else as nothing."""
+    found: list[str] = []
+    for part in name.split("/")[:-1]:
+        if not part.lower().endswith(".tar"):
+            found.append(part)
+            continue
+        words = [word for word in re.split(r"[^a-z]+", part.lower()) if word in SPLITS]
+        if len(words) == 1 and not any(f.lower() in SPLITS for f in found):
+            found.append(words[0])
+    return tuple(f for f in found if f not in ("", "."))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where names say their split and class: after `shared` folders that all have in common."""
+
+    shared: int
+    split_at: int | None
+    """Which folder is the split, counted from 0 after the shared ones; None without splits."""
+
+    def place(self, name: str, label: str = "") -> Place:
+        """Split and class of an image by its name; `label` is what its shard says of it."""
+        folders = _folders(name)[self.shared :]
+        split = None
+        if self.split_at is not None:
+            own = folders[self.split_at] if len(folders) > self.split_at else ""
+            split = SPLITS.get(own.lower(), "other")
+            folders = folders[: self.split_at] + folders[self.split_at + 1 :]
+        named = folders[0] if folders and split not in ("unlabeled", "other") else None
+        return split, label or named
+
+
+def read_layout(names: Iterable[str]) -> Layout:
+    """What the folders of some names are.
+
+    Splits, in any letter case, are `train training val valid validation dev test testing
+    unlabeled`: where all top folders are, or where one for training stands beside one to evaluate
+    on (then what else there is belongs to neither), or where each class has such folders inside.
+    Otherwise the top folders are classes: a class may be called `train` beside `bus` and `car`.
+    """
+    folders = {_folders(name) for name in names}
+    shared = _shared(folders)
+    tops = {f[shared] for f in folders if len(f) > shared}
+    if _are_splits(tops):
+        return Layout(shared, 0)
+    below = [f[shared + 1] if len(f) > shared + 1 else "" for f in folders if len(f) > shared]
+    if len(tops) > 1 and all(name.lower() in SPLITS for name in below):
+        return Layout(shared, 1)
+    return Layout(shared, None)
+
+
+def _are_splits(names: set[str]) -> bool:
+    roles = {SPLITS.get(name.lower()) for name in names}
+    if None not in roles:
+        return bool(roles)
+    return "train" in roles and bool(roles & {"val", "test"})
+
+
+def _shared(folders: set[tuple[str, ...]]) -> int:
+    """How many leading folders tell nothing: all have them, none is a split, more follow."""
+    first, last = min(folders, default=()), max(folders, default=())
+    shortest = min(map(len, folders), default=0)
+    at = 0
+    while at < shortest - 1 and first[at] == last[at] and first[at].lower() not in SPLITS:
+        at += 1
+    return at
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a folder: where it lies, its split and its class."""
+
+    entry: Entry
+    split: str | None
+    """train, val, test, unlabeled, other; None where the folder has no splits."""
+    label: str | None
+    """None where neither a folder nor its shard gives a class."""
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a folder, sorted by name, with what its folders were taken for."""
+
+    folder: str
+    items: tuple[Item, ...]
+    classes: tuple[str, ...]
+    """Of all splits, numbers in their order."""
+    skipped: Counter[str]
+    """What was left out: by suffix, and HIDDEN."""
+
+    @property
+    def has_splits(self) -> bool:
+        return any(item.split is not None for item in self.items)
+
+    def of(self, split: str | None) -> list[Item]:
+        """The items of one split; of None all, where there are no splits."""
+        return [item for item in self.items if item.split == split]
+
+    def lines(self) -> list[str]:
+        """What was taken for what, in a few lines."""
+        found = []
+        for split in ("train", "val", "test", "unlabeled", "other"):
+            if not (items := self.of(split)):
+                continue
+            named = sum(item.label is not None for item in items)
+            without = "" if named == len(items) else f", {len(items) - named:,} without a class"
+            found.append(f"{split} {len(items):,} images{without}")
+        if not found:
+            named = sum(item.label is not None for item in self.items)
+            found.append(f"no splits, {len(self.items):,} images, {named:,} with a class")
+        shown = ", ".join(map(printable, self.classes[:6])) + ", ..." * (len(self.classes) > 6)
+        text = f"{len(self.classes):,} classes: {shown}" if self.classes else "no classes"
+        lines = [f"{'; '.join(found)}; {text}"]
+        if self.skipped:
+            most = self.skipped.most_common(5)
+            kinds = (f"{count:,} {kind or 'without suffix'}" for kind, count in most)
+            lines.append(f"left out: {', '.join(kinds)}")
+        return lines
+
+    def shared(self) -> list[tuple[Item, Item]]:
+        """Images of the same bytes that stand in two classes or in two splits, in pairs.
+
+        Only files of the same length are read. What cannot be read is left out.
+        """
+        by_size: dict[int, list[Item]] = {}
+        for item in self.items:
+            if not item.entry.code:
+                by_size.setdefault(_bytes_of(item.entry), []).append(item)
+        pairs = []
+        for size, items in by_size.items():
+            first: dict[bytes, Item] = {}
+            for item in items if len(items) > 1 and size >= 0 else ():
+                digest = _digest(item.entry)
+                other = first.setdefault(digest, item) if digest else item
+                if (other.split, other.label) != (item.split, item.label):
+                    pairs.append((other, item))
+        return pairs
+
+
+def _bytes_of(entry: Entry) -> int:
+    if entry.offset >= 0:
+        return entry.size
+    try:
+        return Path(entry.source).stat().st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def _digest(entry: Entry) -> bytes:
+    """SHA-256 of an image's bytes; nothing where they cannot be read."""
+    try:
+        found = content(entry)
+        if isinstance(found, bytes):
+            return hashlib.sha256(found).digest()
+        if not os.path.isfile(found):  # noqa: PTH113 (any name; a pipe would block)
+            return b""
+        with Path(found).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except (OSError, ImageError):
+        return b""
+
+
+def read_folder(folder: str | Path, any_suffix: bool = False) -> ImageFolder:
+    """The images of a folder with splits and classes, hidden and tool folders left out.
+
+    Raises:
+        VitcliError: there is no such folder, or no image in it.
+    """
+    if not is_folder(str(folder)):
+        raise VitcliError(f"{printable(folder)}: no such folder", "name a folder of images")
+    walk = Walk(any_suffix)
+    with contextlib.closing(walk):
+        entries = sorted(walk.folder(str(folder)), key=lambda entry: entry.key)
+    if not entries:
+        left = sum(walk.skipped.values())
+        hint = f"{left:,} files are left out: give images an image suffix" if left else ""
+        raise VitcliError(f"{printable(folder)}: no images in there", hint)
+    layout = read_layout(entry.name for entry in entries)
+    items = tuple(Item(entry, *layout.place(entry.name, entry.label)) for entry in entries)
+    classes = class_order(i.label for i in items if i.label is not None and i.split != "other")
+    return ImageFolder(str(folder), items, tuple(classes), walk.skipped)
