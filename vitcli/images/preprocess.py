@@ -111,8 +111,8 @@ def levels(
             return np.asarray(_transform(image, steps, resampling))
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
         channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
-        unit: NDArray[np.float32] = np.stack([np.asarray(channel) for channel in channels]) / 255
-        return unit
+        unit = np.stack([np.asarray(channel) for channel in channels]) / 255
+        return np.asarray(unit, dtype=np.float32)
     except MemoryError as error:
         raise ImageError("out_of_memory", f"{label}: no memory left to resize it") from error
 
@@ -128,7 +128,7 @@ def normalize(
     values = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, 0]) / std[:, 0]
     result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
     for channel in range(3):
-        np.take(values[channel], pixels[..., channel], out=result[channel])
+        np.take(values[channel], pixels[..., channel].astype(np.uint8), out=result[channel])
     return result
 
 
