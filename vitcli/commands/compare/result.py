@@ -1,4 +1,4 @@
-"""What `vitcli compare` answers."""
+"""The result of `vitcli compare`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class LayerDifferences:
 
     layer: str
     max_abs: float
+    """NaN (null in JSON) where one of the two is not finite; so are the other numbers then."""
     relative: float
     """`max_abs` over the largest absolute value of encoder A."""
     cosine: float
@@ -36,23 +37,55 @@ class LinearCka:
     layers_a: tuple[str, ...]
     layers_b: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
-    """None where a layer is the same for every example."""
+    """None where a layer is the same for every example, or not finite."""
     examples: str
     """What was compared across: images (all tokens of a layer in a row) or patches."""
     count: int
     minibatches: int
+    standard_errors: tuple[tuple[float | None, ...], ...] | None = None
+    """Of `values`, over images (jackknife); None with fewer than three images."""
+    pairing: str = ""
+    """How patches were paired where A and B saw different crops of the images."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """The first layer of an encoder that is not finite."""
+
+    side: str
+    """A or B."""
+    layer: str
+    image: str
+    """The first image of the minibatch in which it was met."""
+
+
+@dataclass(frozen=True)
+class BestPair:
+    """The layer of A and the layer of B with the largest CKA."""
+
+    layer_a: str
+    layer_b: str
+    cka: float
+    low: float | None
+    """95% interval over images (jackknife, Student's t); None with fewer than three images."""
+    high: float | None
+    ties: int | None
+    """Other pairs of layers whose CKA cannot be told apart from it on these images."""
 
 
 @dataclass(frozen=True)
 class CompareResult(Result):
-    """The answer of `vitcli compare`."""
+    """The result of `vitcli compare`."""
 
     a: ModelInfo
     b: ModelInfo
     images: int
     verdict: str
-    """identical (bit for bit), rounding, different, or incomparable (other shapes)."""
+    """In words: where A and B part, and by how much."""
+    verdict_code: str
+    """identical, rounding, different, incomparable (other shapes) or not finite."""
     summary: str
+    """The same as `verdict`."""
     tolerance: float
     """Relative difference up to which it is called rounding."""
     first_unequal: str | None
@@ -63,3 +96,6 @@ class CompareResult(Result):
     cka: LinearCka
     config_differences: tuple[ConfigDifference, ...]
     failed: tuple[FailedImage, ...]
+    holes: tuple[Hole, ...] = ()
+    """Where A and B begin to be not finite; empty where all layers are finite."""
+    best_pair: BestPair | None = None

@@ -5,11 +5,14 @@ n examples in a minibatch, L layers, D channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from vitcli.measures import largest, largest_difference
 
 MIN_EXAMPLES = 4
 """The unbiased estimator divides by n - 3."""
@@ -39,34 +42,105 @@ class MinibatchCka:
     """
 
     def __init__(self) -> None:
-        self.cross: Tensor | float = 0.0
-        self.own: tuple[Tensor | float, Tensor | float] = (0.0, 0.0)
         self.minibatches = 0
+        self._sums: Terms | None = None
+        self._changes: list[Terms] = []
+        self._whole = True
 
-    def add(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
-        """`centered_gram` of each layer of both stacks, over the same n examples."""
+    def add(
+        self, a: Sequence[Tensor], b: Sequence[Tensor], groups: Sequence[int] | None = None
+    ) -> None:
+        """`centered_gram` of each layer of both stacks, over the same n examples.
+
+        `groups` are the numbers of consecutive examples that belong together (the patches of an
+        image), n in all; by default each example is one of its own. They are what `spread` leaves
+        out, one at a time.
+        """
         n = len(a[0])
         assert n >= MIN_EXAMPLES, n
-        first, second = (torch.stack(list(grams)).flatten(1) for grams in (a, b))  # (L, n * n)
-        scale = n * (n - 3)
-        self.cross = self.cross + first @ second.T / scale
-        self.own = (
-            self.own[0] + first.square().sum(1) / scale,
-            self.own[1] + second.square().sum(1) / scale,
-        )
+        sizes = [1] * n if groups is None else list(groups)
+        first, second = torch.stack(list(a)), torch.stack(list(b))  # (L, n, n)
+        pairs = ((first, second), (first, None), (second, None))
+        products = [_products(x, y) for x, y in pairs]
+        here = tuple(product / (n * (n - 3)) for product in products)
+        self._sums = here if self._sums is None else _add(self._sums, here)
         self.minibatches += 1
+        start = 0
+        for size in sizes:
+            kept = n - size
+            if kept >= MIN_EXAMPLES:
+                part = slice(start, start + size)
+                left = tuple(
+                    _without(x, y, whole, part)
+                    for (x, y), whole in zip(pairs, products, strict=True)
+                )
+                self._changes.append(_add(left, here, -1.0))
+            elif size == n:  # the whole minibatch is one group
+                self._changes.append(tuple(-x for x in here))
+            else:
+                self._whole = False  # too few examples would remain to estimate from
+            start += size
 
     def value(self) -> Tensor:
         """(L of a, L of b) in float64; NaN where a layer is the same for every example."""
-        first, second = self.own
-        assert isinstance(self.cross, Tensor)
-        assert isinstance(first, Tensor) and isinstance(second, Tensor)
-        return self.cross / (first[:, None] * second[None]).sqrt()
+        assert self._sums is not None
+        return _ratio(self._sums)
+
+    def spread(self) -> Tensor | None:
+        """(G, L of a, L of b): the values with each of G groups left out, for a jackknife.
+
+        None with fewer than three groups, or where too little would remain without one.
+        """
+        if not self._whole or len(self._changes) < 3 or self._sums is None:
+            return None
+        return torch.stack([_ratio(_add(self._sums, change)) for change in self._changes])
+
+
+Terms = tuple[Tensor, ...]
+"""HSIC of a with b (L, M), of a with itself (L,), of b with itself (M,)."""
+
+
+def _products(x: Tensor, y: Tensor | None) -> Tensor:
+    """Inner products of all pairs (L, M); with itself where there is no `y` (L,)."""
+    flat = x.flatten(1)
+    return flat.square().sum(1) if y is None else flat @ y.flatten(1).T
+
+
+def _add(a: Terms, b: Terms, sign: float = 1.0) -> Terms:
+    return tuple(x + sign * y for x, y in zip(a, b, strict=True))
+
+
+def _ratio(terms: Terms) -> Tensor:
+    cross, first, second = terms
+    return cross / (first[:, None] * second[None]).sqrt()
+
+
+def _without(x: Tensor, y: Tensor | None, whole: Tensor, part: slice) -> Tensor:
+    """The unbiased HSIC of the examples outside `part`.
+
+    Song et al. 2012, equation 5, on matrices that are U-centered already: their rows sum to zero,
+    so the sums over what remains follow from the columns of what is left out.
+    """
+    m = x.shape[1] - (part.stop - part.start)
+    rows = _products(x[:, part], None if y is None else y[:, part])
+    corner = _products(x[:, part, part], None if y is None else y[:, part, part])
+    both = (x, x if y is None else y)
+    sums = [z[:, part, part].sum((1, 2)) for z in both]  # all that remains sums to the same
+    out = [z[:, :, part].sum(-1) for z in both]  # (L, n): minus the row sums of what remains
+    for o in out:
+        o[:, part] = 0.0
+    square = sums[0].square() if y is None else sums[0][:, None] * sums[1][None]
+    cross = out[0].square().sum(1) if y is None else out[0] @ out[1].T
+    trace = whole - 2 * rows + corner
+    return (trace + square / ((m - 1) * (m - 2)) - 2 / (m - 2) * cross) / (m * (m - 3))
 
 
 @dataclass
 class LayerDifference:
-    """How far the same layer of two encoders is apart, accumulated over images."""
+    """How far the same layer of two encoders is apart, accumulated over images.
+
+    Where either side is not finite, every number of the layer is NaN: a hole has no size.
+    """
 
     name: str
     max_abs: float = 0.0
@@ -79,7 +153,11 @@ class LayerDifference:
     def add(self, a: Tensor, b: Tensor) -> None:
         """Features of the same images and shape, (..., D)."""
         a, b = a.double(), b.double()
-        self.max_abs = max(self.max_abs, float((a - b).abs().max()))
+        self.max_abs = largest((self.max_abs, largest_difference(a, b)))
+        if math.isnan(self.max_abs):
+            self.scale = self.cosine_min = self._cosine_sum = math.nan
+            self._vectors += a[..., 0].numel()
+            return
         self.scale = max(self.scale, float(a.abs().max()))
         lengths = a.norm(dim=-1) * b.norm(dim=-1)
         cosine = torch.where(lengths > 0, (a * b).sum(-1) / lengths, 1.0).clamp(-1.0, 1.0)
@@ -97,4 +175,6 @@ class LayerDifference:
     @property
     def relative(self) -> float:
         """Largest absolute difference over the largest absolute value."""
+        if math.isnan(self.max_abs):
+            return math.nan
         return self.max_abs / self.scale if self.scale else float(self.max_abs > 0)
