@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from vitcli.commands.compare.similarity import LayerDifference, MinibatchCka, centered_gram
+from vitcli.commands.compare.similarity import (
+    LayerDifference,
+    MinibatchCka,
+    centered_gram,
+    jackknife_error,
+)
 
 
 def hsic(k: Tensor, m: Tensor) -> Tensor:
@@ -92,3 +99,43 @@ def test_equal_features_have_a_cosine_of_exactly_one() -> None:
     x = torch.randn(5, 300)
     difference.add(x, x.clone())
     assert (difference.max_abs, difference.cosine, difference.cosine_min) == (0.0, 1.0, 1.0)
+
+
+def test_what_is_left_without_a_group_is_the_estimate_from_the_rest() -> None:
+    a, b = features(5, 9, n=12), features(4, 6, 3, n=12, seed=1)
+    sizes, start = [3, 4, 2, 3], 0
+    total = MinibatchCka()
+    total.add([centered_gram(x) for x in a], [centered_gram(x) for x in b], sizes)
+    left_out = total.spread()
+    assert left_out is not None and left_out.shape == (4, 2, 3)
+    for size, value in zip(sizes, left_out, strict=True):
+        rest = [i for i in range(12) if not start <= i < start + size]
+        start += size
+        assert (cka(([x[rest] for x in a], [x[rest] for x in b])) - value).abs().max() < 1e-12
+
+
+def test_a_minibatch_that_is_one_group_is_left_out_whole() -> None:
+    halves = [(features(6, n=5, seed=s), features(4, n=5, seed=s + 9)) for s in (1, 2, 3)]
+    total = MinibatchCka()
+    for a, b in halves:
+        total.add([centered_gram(x) for x in a], [centered_gram(x) for x in b], [5])
+    left_out = total.spread()
+    assert left_out is not None
+    assert (left_out[1] - cka(halves[0], halves[2])).abs().max() < 1e-12
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    x = torch.randn(9, generator=torch.Generator().manual_seed(0)).double()
+    means = torch.stack([x[torch.arange(9) != i].mean() for i in range(9)])
+    assert float(jackknife_error(means)) == pytest.approx(float(x.std()) / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_hole_stays_whatever_comes_before_or_after(first: bool) -> None:
+    sound, hole = torch.ones(2, 3), torch.tensor([[1.0, 2.0, float("nan")], [1.0, 1.0, 1.0]])
+    difference = LayerDifference("norm")
+    for a, b in [(sound, hole), (sound, sound)] if first else [(sound, sound), (hole, sound)]:
+        difference.add(a, b)
+    assert all(
+        math.isnan(value) for value in (difference.max_abs, difference.relative, difference.cosine)
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitcli.commands.compare.result import (
+    BestPair,
     CompareResult,
     ConfigDifference,
+    Hole,
     LayerDifferences,
     LinearCka,
 )
@@ -19,13 +23,17 @@ from vitcli.commands.compare.similarity import (
     LayerDifference,
     MinibatchCka,
     centered_gram,
+    jackknife_error,
 )
 from vitcli.commands.encode.analysis import model_info
 from vitcli.errors import VitcliError
+from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
-from vitcli.model import Color, Model
+from vitcli.measures import all_finite, student_quantile
+from vitcli.model import Color, Model, Picture, Pictures, as_model, picture_list
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.positions import Grid
 from vitcli.results import FailedImage
 
 IMAGES_FOR_CKA = 16
@@ -48,9 +56,9 @@ Pair = tuple[Prepared, Prepared]
 
 
 def compare(
-    a: Model,
-    b: Model,
-    paths: Sequence[str],
+    a: Model | str | PathLike[str],
+    b: Model | str | PathLike[str],
+    images: Pictures = (),
     *,
     examples: str = "auto",
     tolerance: float | None = None,
@@ -59,66 +67,81 @@ def compare(
 ) -> CompareResult:
     """Compare A and B on images, each with its own preprocessing.
 
-    `examples` is images, patches or auto (see `IMAGES_FOR_CKA`).
+    Args:
+        a, b: a model, or what `vitcli.load` takes as its first argument.
+        images: paths, PIL images or (H, W, 3) arrays; without any, a built-in picture.
+        examples: what CKA compares across: images, patches or auto (see `IMAGES_FOR_CKA`).
+        tolerance: relative difference that is still called rounding; by default that of the dtype.
 
     Raises:
         VitcliError: too few images, or patch grids that differ where patches are the examples.
     """
+    a, b, pictures = as_model(a), as_model(b), picture_list(images)
     if examples == "auto":
-        examples = "images" if len(paths) >= IMAGES_FOR_CKA else "patches"
+        examples = "images" if len(pictures) >= IMAGES_FOR_CKA else "patches"
     if tolerance is None:
         tolerance = max(TOLERANCES[a.dtype], TOLERANCES[b.dtype])
     failed: list[FailedImage] = []
-    pairs = _pairs(a, b, paths, background, failed)
+    pairs = _pairs(a, b, pictures, background, failed)
     together = _Together(a, b, examples)
-    images = 0
+    done = 0
     for batch in _minibatches(pairs, together.at_once, MIN_EXAMPLES if examples == "images" else 1):
         together.add([pair[0] for pair in batch], [pair[1] for pair in batch])
-        images += len(batch)
-        advance(images + len(failed), max(len(paths), 1))
-    if not images:
+        done += len(batch)
+        advance(done + len(failed), max(len(pictures), 1))
+    if not done:
         raise VitcliError(failed[0].error if failed else "no image to compare on", exit_code=1)
     rows = together.differences()
-    unequal = next((row.layer for row in rows if row.max_abs > 0), None)
-    parted = next((row.layer for row in rows if row.relative > tolerance), None)
-    config = config_differences(a, b)
-    verdict = (
-        "incomparable"
+    # A layer with a hole is neither equal nor within any tolerance.
+    unequal = next((row.layer for row in rows if row.max_abs != 0), None)
+    parted = next((row.layer for row in rows if not row.relative <= tolerance), None)
+    code = (
+        "not finite"
+        if together.holes
+        else "incomparable"
         if not together.same_shapes
         else ("identical" if not unequal else ("different" if parted else "rounding"))
     )
     cka = together.cka()
+    best = None if together.holes else together.best_pair()
+    words = in_words(code, rows, best, done, tolerance, together.holes)
+    if cka.pairing:
+        words += f"; {cka.pairing}"
     return CompareResult(
         a=model_info(a),
         b=model_info(b),
-        images=images,
-        verdict=verdict,
-        summary=summary(verdict, rows, cka, images, tolerance),
+        images=done,
+        verdict=words,
+        verdict_code=code,
+        summary=words,
         tolerance=tolerance,
         first_unequal=unequal,
         first_parted=parted,
         differences=tuple(rows),
         cka=cka,
-        config_differences=config,
+        config_differences=config_differences(a, b),
         failed=tuple(failed),
+        holes=tuple(together.holes),
+        best_pair=best,
     )
 
 
 def _pairs(
     a: Model,
     b: Model,
-    paths: Sequence[str],
+    pictures: Sequence[Picture],
     background: Color,
     failed: list[FailedImage],
 ) -> Iterator[Pair]:
     """Each image prepared for both, where both can read it."""
-    if not paths and a.input_size != b.input_size:
+    if not pictures and a.input_size != b.input_size:
         raise VitcliError(
-            "the built-in picture has another size for each of these encoders",
-            "name an image, or give both the same --image-size",
+            "the built-in picture has a different size for each of these encoders "
+            f"(A reads {_size_text(a.input_size)}, B {_size_text(b.input_size)} px)",
+            f"name an image file, or add --image-size {_size_text(a.input_size)}",
         )
     shared = a.preprocessing == b.preprocessing  # then one decode serves both
-    for one in [[path] for path in paths] or [[]]:
+    for one in [[picture] for picture in pictures] or [[]]:
         unread: list[FailedImage] = []
         first = next(image_batches(a, one, background, unread), None)
         second = first if shared else next(image_batches(b, one, background, unread), None)
@@ -167,9 +190,11 @@ class _Together:
         self.by_patch = examples == "patches"
         self.names = tuple([name for name, _ in layer_points(m.encoder)] for m in (a, b))
         self.rows: dict[str, LayerDifference] = {}
-        self.same_shapes = True
+        self.holes: list[Hole] = []
+        self.same_shapes = a.config.encoder.patch_size == b.config.encoder.patch_size
         self._cka = MinibatchCka()
         self._examples = 0
+        self._pairing = Pairing()
         encoder, size = a.config.encoder, a.input_size
         rows, columns = encoder.grid_at(size)
         patches = rows * columns
@@ -184,48 +209,94 @@ class _Together:
         a, b = self.models
         pixels = stacked(a, first), stacked(b, second)
         grids = [m.encoder.front_end.grid(p) for m, p in zip(self.models, pixels, strict=True)]
-        if self.by_patch and grids[0] != grids[1]:
-            (r, c), (s, d) = grids
-            raise VitcliError(
-                f"A cuts the image into {r}x{c} patches, B into {s}x{d}: no common patches",
-                "more images and --examples images, or one --image-size that gives equal grids",
-            )
+        chosen: list[tuple[Tensor, Tensor]] = []
+        if self.by_patch:
+            if grids[0] != grids[1]:
+                raise self._other_grids(grids[0], grids[1])
+            chosen = [self._pairing.add(*self._boxes(one, grids)) for one in first]
+            if sum(len(places) for places, _ in chosen) < MIN_EXAMPLES:
+                raise VitcliError(
+                    "A and B saw different crops of the images, which have almost no patch in "
+                    f"common (fewer than {MIN_EXAMPLES})",
+                    f"add --examples images and at least {MIN_EXAMPLES} images",
+                )
         if pixels[0].shape == pixels[1].shape:
             self._difference("pixels", pixels[0].cpu(), pixels[1].cpu())
+        else:
+            self.same_shapes = False
         kept: dict[str, Tensor] = {}
-        grams_a = self._run(a, pixels[0], kept, compare=False)
-        grams_b = self._run(b, pixels[1], kept, compare=True)
-        self._cka.add(grams_a, grams_b)
+        where = first[0].path
+        grams_a = self._run(0, pixels[0], kept, [pair[0] for pair in chosen], where)
+        grams_b = self._run(1, pixels[1], kept, [pair[1] for pair in chosen], where)
+        groups = [len(places) for places, _ in chosen] if self.by_patch else None
+        self._cka.add(grams_a, grams_b, groups)
         self._examples += len(grams_a[0])
+
+    def _boxes(self, image: Prepared, grids: Sequence[Grid]) -> tuple[Box, Box, Grid]:
+        """What A and B see of an image, in its own pixels."""
+        size = image.decoded.image.height, image.decoded.image.width
+        first, second = (
+            grid_box(m.preprocessing, size, grid, m.config.encoder.patch_size)
+            for m, grid in zip(self.models, grids, strict=True)
+        )
+        return first, second, grids[0]
+
+    def _other_grids(self, first: Grid, second: Grid) -> VitcliError:
+        patch = self.models[1].config.encoder.patch_size
+        size = _size_text((first[0] * patch, first[1] * patch))
+        return VitcliError(
+            f"A cuts the image into {first[0]}x{first[1]} patches, B into "
+            f"{second[0]}x{second[1]}: CKA across patches needs equal grids",
+            f"add --set-b encoder.image_size={size}, or --examples images with at least "
+            f"{MIN_EXAMPLES} images",
+        )
 
     @torch.inference_mode()
     def _run(
-        self, model: Model, pixels: Tensor, kept: dict[str, Tensor], *, compare: bool
+        self,
+        side: int,
+        pixels: Tensor,
+        kept: dict[str, Tensor],
+        places: Sequence[Tensor],
+        where: str,
     ) -> list[Tensor]:
-        """The Gram matrix of each layer; values are put into `kept`, or compared with it."""
+        """The Gram matrix of each layer; A's values are put into `kept`, B's compared with it."""
+        encoder = self.models[side].encoder
         grams: list[Tensor] = []
-        points = layer_points(model.encoder)
+        points = layer_points(encoder)
         names = iter([name for name, _ in points])
-        prefix = model.encoder.prefix_tokens
+        prefix = encoder.prefix_tokens
 
         def observe(tokens: Tensor) -> None:
-            name = next(names)
-            features = tokens[:, prefix:].flatten(0, 1) if self.by_patch else tokens
+            name, features = next(names), tokens
+            if self.by_patch:
+                patches = tokens[:, prefix:].cpu()
+                features = torch.cat([x[i] for x, i in zip(patches, places, strict=True)])
             grams.append(centered_gram(features.cpu()))
-            self._keep(name, tokens, kept, compare)
+            self._keep(side, name, tokens, kept, where)
 
+        self._find_hole(side, "pixels", pixels, where)
         with tapped((module, observe) for _, module in points):
-            output: EncoderOutput = model.encoder(pixels)
+            output: EncoderOutput = encoder(pixels)
         for name, value in (("pooled", output.pooled), ("head", output.output)):
             if value is not None:
-                self._keep(name, value, kept, compare)
+                self._keep(side, name, value, kept, where)
         return grams
 
-    def _keep(self, name: str, value: Tensor, kept: dict[str, Tensor], compare: bool) -> None:
-        if not compare:
+    def _keep(
+        self, side: int, name: str, value: Tensor, kept: dict[str, Tensor], where: str
+    ) -> None:
+        self._find_hole(side, name, value, where)
+        if side == 0:
             kept[name] = value.cpu()
         elif name in kept:
             self._difference(name, kept.pop(name), value.cpu())
+
+    def _find_hole(self, side: int, layer: str, value: Tensor, where: str) -> None:
+        """Note the first layer of a side that is not finite."""
+        letter = "AB"[side]
+        if not any(hole.side == letter for hole in self.holes) and not all_finite(value):
+            self.holes.append(Hole(letter, layer, where))
 
     def _difference(self, name: str, a: Tensor, b: Tensor) -> None:
         if a.shape != b.shape:
@@ -234,50 +305,119 @@ class _Together:
         self.rows.setdefault(name, LayerDifference(name)).add(a, b)
 
     def differences(self) -> list[LayerDifferences]:
-        order = ["pixels", *self.names[0], "pooled", "head"]
+        """Rows of the layers that subtracting makes sense of: none where patches differ in size."""
+        order = ["pixels", *self.names[0], "pooled", "head"] if self.same_shapes else ["pixels"]
         return [
             LayerDifferences(row.name, row.max_abs, row.relative, row.cosine, row.cosine_min)
             for row in (self.rows[name] for name in order if name in self.rows)
         ]
 
     def cka(self) -> LinearCka:
-        values = self._cka.value()
+        left_out = self._cka.spread()
+        errors = None if left_out is None else _table(jackknife_error(left_out))
         return LinearCka(
             layers_a=tuple(self.names[0]),
             layers_b=tuple(self.names[1]),
-            values=tuple(
-                tuple(None if value != value else value for value in row) for row in values.tolist()
-            ),
+            values=_table(self._cka.value()),
             examples="patches" if self.by_patch else "images",
             count=self._examples,
             minibatches=self._cka.minibatches,
+            standard_errors=errors,
+            pairing=self._pairing.in_words(),
+        )
+
+    def best_pair(self) -> BestPair | None:
+        """The most similar layers, and how many other pairs could as well be the most similar."""
+        values = self._cka.value()
+        if values.isnan().all():
+            return None
+        place = int(values.nan_to_num(-1.0).argmax())
+        row, column = divmod(place, values.shape[1])
+        best, left_out = float(values[row, column]), self._cka.spread()
+        low = high = ties = None
+        if left_out is not None:
+            t = student_quantile(len(left_out) - 1)
+            half = t * float(jackknife_error(left_out)[row, column])
+            low, high = best - half, min(best + half, 1.0)
+            gaps = t * jackknife_error(left_out[:, row, column, None, None] - left_out)
+            # NaN, of a layer without variation, is smaller than nothing: it is no tie.
+            ties = int((best - values <= gaps).sum()) - 1
+        return BestPair(self.names[0][row], self.names[1][column], best, low, high, ties)
+
+
+def _table(values: Tensor) -> tuple[tuple[float | None, ...], ...]:
+    return tuple(tuple(v if math.isfinite(v) else None for v in row) for row in values.tolist())
+
+
+class Pairing:
+    """Which patch of B shows what a patch of A shows, where the two saw different crops."""
+
+    def __init__(self) -> None:
+        self.patches = self.paired = 0
+        self.images = 0
+        self.farthest = 0.0
+
+    def add(self, a: Box, b: Box, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Places among A's patches, and the places of B's that hold their centers.
+
+        All in order where the crops are the same to a thousandth of a patch; patches of A whose
+        center B did not see are left out.
+        """
+        rows, columns = grid
+        count = rows * columns
+        self.patches += count
+        high, wide = (a[3] - a[1]) / rows, (a[2] - a[0]) / columns
+        if all(
+            abs(x - y) <= 1e-3 * side for x, y, side in zip(a, b, (wide, high) * 2, strict=True)
+        ):
+            self.paired += count
+            return torch.arange(count), torch.arange(count)
+        self.images += 1
+        y = a[1] + (torch.arange(rows, dtype=torch.float64) + 0.5) * high
+        x = a[0] + (torch.arange(columns, dtype=torch.float64) + 0.5) * wide
+        down, across = (y - b[1]) / (b[3] - b[1]) * rows, (x - b[0]) / (b[2] - b[0]) * columns
+        row, column = down.floor().long(), across.floor().long()
+        inside = ((row >= 0) & (row < rows))[:, None] & ((column >= 0) & (column < columns))[None]
+        first = inside.flatten().nonzero()[:, 0]
+        second = (row[:, None] * columns + column[None]).flatten()[first]
+        self.paired += len(first)
+        off = (down - row - 0.5).abs()[:, None].maximum((across - column - 0.5).abs()[None])
+        self.farthest = max(self.farthest, float(off[inside].max()) if len(first) else 0.0)
+        return first, second
+
+    def in_words(self) -> str:
+        if not self.images:
+            return ""
+        return (
+            f"A and B saw different crops of {self.images} image{'s' * (self.images != 1)}: CKA "
+            f"pairs the {self.paired:,} of {self.patches:,} patches in the common region, whose "
+            f"centers are up to {self.farthest:.2f} patches apart"
         )
 
 
-def summary(
-    verdict: str,
+def in_words(
+    code: str,
     rows: Sequence[LayerDifferences],
-    cka: LinearCka,
+    best: BestPair | None,
     images: int,
     tolerance: float,
+    holes: Sequence[Hole],
 ) -> str:
-    """One line: equal, equal up to rounding, or where they part and by how much."""
+    """One line: not finite, identical, equal up to rounding, or where they part and by how much."""
     on = f"on {images} image{'s' if images != 1 else ''}"
-    if verdict == "incomparable":
-        pairs = [
-            (value, name_a, name_b)
-            for name_a, row in zip(cka.layers_a, cka.values, strict=True)
-            for name_b, value in zip(cka.layers_b, row, strict=True)
-            if value is not None
-        ]
-        best = max(pairs, default=None)
-        alike = f"; most alike: {best[1]} of A, {best[2]} of B, CKA {best[0]:.3f}" if best else ""
-        return f"tokens of A and B have different shapes, so only CKA compares them{alike}"
+    if code == "not finite":
+        places = (
+            f"{hole.side} is not finite from {hole.layer} on ({hole.image})" for hole in holes
+        )
+        return f"NaN or infinity: {'; '.join(places)}; nothing else can be said"
+    if code == "incomparable":
+        text = "A and B have different patches or widths, so only CKA compares them"
+        return text + _best(best, on)
     largest = max(rows, key=lambda row: row.relative)
     first = next((row for row in rows if row.max_abs > 0), None)
     if first is None:
-        return f"equal: all {len(rows)} layers agree bit for bit {on}"
-    if verdict == "rounding":
+        return f"identical: all {len(rows)} layers agree bit for bit {on}"
+    if code == "rounding":
         return (
             f"equal up to rounding {on}: first at {_size(first)}; "
             f"largest at {_size(largest)}; --dtype float64 tells rounding from a small mistake"
@@ -287,8 +427,25 @@ def summary(
     return f"they part at {_size(parted)} {on}{before}; largest at {_size(largest)}"
 
 
+def _best(best: BestPair | None, on: str) -> str:
+    if best is None:
+        return ""
+    pair = f"{best.layer_a} of A and {best.layer_b} of B, CKA {best.cka:.3f}"
+    if best.low is None or best.ties is None:
+        return f"; largest CKA: {pair}; {on} nothing can be said about other images"
+    pair += f" [{best.low:.3f}, {best.high:.3f}]"
+    if best.ties:
+        pairs = f"{best.ties} other pair{'s' * (best.ties != 1)} of layers"
+        return f"; largest CKA: {pair}, which cannot be told apart from {pairs} {on}"
+    return f"; most similar: {pair}, {on}"
+
+
 def _size(row: LayerDifferences) -> str:
     return f"{row.layer}: {row.max_abs:.2e}, {row.relative:.1e} of its largest value"
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def config_differences(a: Model, b: Model) -> tuple[ConfigDifference, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,18 +38,26 @@ def compare(
     model: SharedModelOptions,
     set_a: Annotated[
         list[str] | None,
-        typer.Option("--set-a", metavar="KEY=VALUE", help="A config key of A only. Repeatable."),
+        typer.Option(
+            "--set-a",
+            metavar="KEY=VALUE",
+            help="A config key of A only. Repeatable; encoder.image_size is what A reads.",
+        ),
     ] = None,
     set_b: Annotated[
         list[str] | None,
-        typer.Option("--set-b", metavar="KEY=VALUE", help="A config key of B only. Repeatable."),
+        typer.Option(
+            "--set-b",
+            metavar="KEY=VALUE",
+            help="A config key of B only. Repeatable; encoder.image_size is what B reads.",
+        ),
     ] = None,
     examples: Annotated[
         str,
         typer.Option(
             "--examples",
             metavar="auto|images|patches",
-            help="What CKA compares across; auto is images from 16 on, else patches.",
+            help="What CKA compares across (auto: images from 16 images on, else patches).",
         ),
     ] = "auto",
     tolerance: Annotated[
@@ -56,7 +65,8 @@ def compare(
         typer.Option(
             "--tolerance",
             metavar="REL",
-            help="Relative difference still called rounding; 1e-6 in float32, 1e-12 in float64.",
+            help="Largest relative difference that is called rounding (default: 1e-6 in float32, "
+            "1e-12 in float64).",
         ),
     ] = None,
     every: EveryOption = 1,
@@ -64,7 +74,11 @@ def compare(
     json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
-    """Two encoders, or two sources of one, side by side: where do their features part?
+    """Compare two encoders, or two sources of one, layer by layer: where do they first differ?
+
+    A value that is not finite is reported first (exit code 1). CKA across patches pairs the patches
+    of the common region where A and B see different crops. The most similar layers are named only
+    where the images tell them apart (jackknife over images, 95% interval).
 
     \b
     Examples:
@@ -114,22 +128,33 @@ def compare(
     from vitcli.commands.compare.view import tables
 
     show(result, json, lambda result: tables(result, every))
-    if result.failed:
+    if result.failed or result.holes:
         raise typer.Exit(1)
 
 
 def to_request(
     text: str, options: SharedModelOptions, settings: list[str] | None = None
 ) -> ModelRequest:
-    """A preset's name, a YAML file, or anything else as a source of weights."""
-    own: dict[str, Any] = {"settings": tuple(parse_setting(setting) for setting in settings or [])}
+    """A preset's name, a YAML file, or anything else as a source of weights.
+
+    `encoder.image_size` among `settings` is what this encoder reads, as --image-size for one side.
+    """
+    parsed = [parse_setting(setting) for setting in settings or []]
+    sizes = [str(s.value) for s in parsed if s.path == ("encoder", "image_size")]
+    if sizes:
+        size = "x".join(part.strip() for part in sizes[-1].strip("[]").split(","))
+        options = dataclasses.replace(options, image_size=size)
+    kept = [s for s in parsed if s.path != ("encoder", "image_size")]
     if text in preset_names():
-        return options.request(preset=text, **own)
-    if Path(text).suffix in (".yaml", ".yml"):
-        return options.request(config_file=Path(text), **own)
-    if "/" not in text and "=" not in text and not Path(text).exists():
+        request = options.request(preset=text)
+    elif Path(text).suffix in (".yaml", ".yml"):
+        request = options.request(config_file=Path(text))
+    elif "/" not in text and "=" not in text and not Path(text).exists():
         raise VitcliError(
             f"{text}: no preset, YAML file or checkpoint of this name",
             nearest(text, preset_names(), "`vitcli presets` lists them"),
         )
-    return options.request(**split_source(text), **own)
+    else:
+        request = options.request(**split_source(text))
+    # What is set for one side is more specific than what is set for both.
+    return dataclasses.replace(request, settings=(*request.settings, *kept))

@@ -100,6 +100,15 @@ Terms = tuple[Tensor, ...]
 """HSIC of a with b (L, M), of a with itself (L,), of b with itself (M,)."""
 
 
+def jackknife_error(left_out: Tensor) -> Tensor:
+    """(G, ...) estimates with each of G groups left out -> their standard errors (...).
+
+    Efron and Stein 1981: the delete-one jackknife, sqrt((G - 1) / G * sum of squares).
+    """
+    n = len(left_out)
+    return ((left_out - left_out.mean(0)).square().sum(0) * (n - 1) / n).sqrt()
+
+
 def _products(x: Tensor, y: Tensor | None) -> Tensor:
     """Inner products of all pairs (L, M); with itself where there is no `y` (L,)."""
     flat = x.flatten(1)

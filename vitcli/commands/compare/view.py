@@ -13,7 +13,9 @@ from vitcli.ui.console import table
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
-    """Who is compared, layer by layer, how their configs differ, and the answer in words."""
+    """Holes first; who is compared, layer by layer, how their configs differ; the verdict."""
+    if result.holes:
+        yield f"[bold red]{escape(result.verdict)}[/]"
     for letter, model in (("A", result.a), ("B", result.b)):
         yield (
             f"[bold]{letter}[/]  {escape(model.name)}, {model.depth} blocks, "
@@ -33,13 +35,14 @@ def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
         for row in result.config_differences:
             settings.add_row(escape(row.key), escape(row.a), escape(row.b))
         yield settings
-    yield escape(result.summary)
+    if not result.holes:
+        yield escape(result.verdict)
 
 
 def _layers(result: CompareResult, every: int) -> Table:
     grid = table()
     grid.add_column("layer")
-    for name in ("max |A-B|", "relative", "cosine", "CKA", "most alike in B"):
+    for name in ("max |A-B|", "relative", "cosine", "CKA", "most similar in B"):
         grid.add_column(name, justify="right")
     differences = {row.layer: row for row in result.differences}
     likeness = _likeness(result.cka)
