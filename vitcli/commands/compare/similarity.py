@@ -106,7 +106,8 @@ def jackknife_error(left_out: Tensor) -> Tensor:
     Efron and Stein 1981: the delete-one jackknife, sqrt((G - 1) / G * sum of squares).
     """
     n = len(left_out)
-    return ((left_out - left_out.mean(0)).square().sum(0) * (n - 1) / n).sqrt()
+    squares: Tensor = (left_out - left_out.mean(0)).square().sum(0)
+    return (squares * (n - 1) / n).sqrt()
 
 
 def _products(x: Tensor, y: Tensor | None) -> Tensor:
@@ -141,7 +142,8 @@ def _without(x: Tensor, y: Tensor | None, whole: Tensor, part: slice) -> Tensor:
     square = sums[0].square() if y is None else sums[0][:, None] * sums[1][None]
     cross = out[0].square().sum(1) if y is None else out[0] @ out[1].T
     trace = whole - 2 * rows + corner
-    return (trace + square / ((m - 1) * (m - 2)) - 2 / (m - 2) * cross) / (m * (m - 3))
+    total: Tensor = trace + square / ((m - 1) * (m - 2)) - 2 / (m - 2) * cross
+    return total / (m * (m - 3))
 
 
 @dataclass
