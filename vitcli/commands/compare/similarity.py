@@ -142,8 +142,9 @@ def _without(x: Tensor, y: Tensor | None, whole: Tensor, part: slice) -> Tensor:
     square = sums[0].square() if y is None else sums[0][:, None] * sums[1][None]
     cross = out[0].square().sum(1) if y is None else out[0] @ out[1].T
     trace = whole - 2 * rows + corner
-    total: Tensor = trace + square / ((m - 1) * (m - 2)) - 2 / (m - 2) * cross
-    return total / (m * (m - 3))
+    total = trace + square / ((m - 1) * (m - 2)) - 2 / (m - 2) * cross
+    hsic: Tensor = total / (m * (m - 3))
+    return hsic
 
 
 @dataclass
