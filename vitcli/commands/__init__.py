@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "export.command:export",
     "attn-entropy": "attention.command:attn_entropy",
     "compare": "compare.command:compare",
+    "explore": "explore.command:explore",
     "train": "train.command:train",
     "train-shapes": "train.command:train_shapes",
     "sweep": "sweep.command:sweep",

@@ -1,0 +1,1 @@
+"""What does the encoder see where I point?"""

@@ -1,0 +1,392 @@
+"""Patch features and attention of a few images, quantized for one self-contained page.
+
+N patches after the prefix tokens, T tokens in all, D channels, H heads. Features are projected on
+the directions in which they are long, then every array is reduced to 8 bits with one scale per row.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitcli.commands.attention.maps import Rollout
+from vitcli.commands.encode.analysis import model_info
+from vitcli.commands.encode.maps import PrincipalColors
+from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
+from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
+from vitcli.images.patches import Box, grid_box
+from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
+from vitcli.model import LoadedModel
+from vitcli.nn.hooks import Observer, explicit_attention, layer_points, tapped
+from vitcli.results import FailedImage
+
+MEBIBYTE = 2**20
+DEFAULT_LAYERS = 4
+LONGEST_SIDE = 448
+"""Pixels of a picture's longer side on the page."""
+DIRECTIONS = (32, 64, 96, 128, 192, 256, 384)
+COSINE_ERROR = 0.02
+"""Directions are added until no cosine of the sample is off by more."""
+SAMPLE = 512
+"""Patches whose cosines to each other are checked."""
+LARGEST_MAP = 2**22
+"""Values of one attention matrix; beyond it only attention from CLS is kept."""
+WHAT = {
+    "features": "features",
+    "colors": "features as colors",
+    "norms": "norms",
+    "cls": "attention from CLS by head",
+    "cls_rollout": "rollout from CLS",
+    "mean": "attention from patches, mean of heads",
+    "rollout": "rollout from patches",
+    "heads": "attention from patches by head",
+}
+"""The kinds of array, most useful first; those of one rank enter the page together."""
+RANK = {"features": 0, "colors": 0, "norms": 0, "cls": 1, "cls_rollout": 1, "mean": 2, "rollout": 3}
+
+Array = NDArray[Any]
+
+
+def explore(
+    models: Sequence[LoadedModel],
+    images: Sequence[str] = (),
+    out: str | Path = "explore.html",
+    *,
+    layers: Sequence[int] | None = None,
+    max_bytes: int = 10 * MEBIBYTE,
+    background: Color = (255, 255, 255),
+    announce: Callable[[int], None] = lambda size: None,
+    advance: Advance = lambda done, total: None,
+) -> ExploreResult:
+    """Write a page on which a person points at a patch and sees similarity and attention.
+
+    Args:
+        models: one encoder, or two to see side by side.
+        images: files; without any, the built-in picture.
+        layers: 0 is the input of the first block, i the output of block i, -1 the last; by
+            default four, evenly spaced, with the last.
+        max_bytes: of the file. What does not fit is left out and named on the page.
+        announce: called with the size in bytes before the file is written.
+
+    Raises:
+        VitcliError: no or more than two encoders, a layer that an encoder does not have, no image
+            that could be read, features that are not finite, or a page that cannot be so small.
+    """
+    if not 1 <= len(models) <= 2:
+        raise VitcliError(f"explore: expected one or two encoders (got {len(models)})")
+    out = Path(out)
+    check_page_file(out)
+    failed: list[FailedImage] = []
+    pictures: list[Prepared] = []
+    seen: list[Seen] = []
+    each = max(len(images), 1)
+    for number, model in enumerate(models):
+        encoder = Seen(model, choose_layers(model, layers), 4 * max_bytes // each)
+        failed, pictures = [], []
+        for batch in image_batches(model, list(images), background, failed, 1):
+            encoder.look(batch[0])
+            pictures.append(batch[0])
+            advance(number * each + len(pictures) + len(failed), len(models) * each)
+        seen.append(encoder)
+        if not pictures:
+            raise VitcliError(
+                f"no image could be read; the first: {failed[0].error}",
+                f"vitcli explore photo.jpg --out {out}",
+                exit_code=1,
+            )
+    names = [PurePath(item.path).name for item in pictures]
+    shown = [
+        {"name": name, "width": item.decoded.width, "height": item.decoded.height}
+        | thumbnail(item.decoded.image)
+        for name, item in zip(names, pictures, strict=True)
+    ]
+    blocks = [block for number, one in enumerate(seen) for block in one.blocks(number)]
+    page, kept, left_out = _page(shown, seen, blocks, max_bytes)
+    announce(len(page))
+    with atomic_write(out) as file:
+        file.write(page)
+    return ExploreResult(
+        path=str(out),
+        bytes=len(page),
+        images=tuple(names),
+        failed=tuple(failed),
+        encoders=tuple(
+            ExploredEncoder(
+                model=model_info(one.model),
+                layers=tuple(one.layers),
+                grids=tuple(one.grids),
+                directions=one.directions,
+                cosine_error=one.cosine_error,
+                attention_error=1 / 510,
+                kept=tuple(kept[number]),
+                left_out=tuple(left_out[number]),
+            )
+            for number, one in enumerate(seen)
+        ),
+    )
+
+
+def check_page_file(path: Path) -> None:
+    """Refuse a page that cannot be written, before anything is computed.
+
+    Raises:
+        VitcliError: another suffix than .html, or no such folder.
+    """
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise VitcliError(
+            f"--out {path}: a page is an .html file", f"write --out {path.with_suffix('.html')}"
+        )
+    if not path.parent.is_dir():
+        raise VitcliError(f"--out {path}: there is no folder {path.parent}", "make it first")
+
+
+def choose_layers(model: LoadedModel, layers: Sequence[int] | None) -> list[int]:
+    """Layers from 0 to the depth, ascending; by default DEFAULT_LAYERS evenly spaced.
+
+    Raises:
+        VitcliError: there is no such layer.
+    """
+    depth = model.config.encoder.depth
+    if layers is None:
+        steps = range(1, DEFAULT_LAYERS + 1)
+        return sorted({max(1, round(depth * step / DEFAULT_LAYERS)) for step in steps})
+    for layer in layers:
+        if not -depth - 1 <= layer <= depth:
+            raise VitcliError(
+                f"--layers {layer}: {model.name} has layers 0 to {depth}",
+                f"choose from 0 to {depth}; -1 is the last",
+            )
+    return sorted({layer % (depth + 1) for layer in layers})
+
+
+@dataclass(frozen=True)
+class Block:
+    """One kind of array of one encoder and layer: for each image its values, then its scales."""
+
+    encoder: int
+    kind: str
+    layer: int
+    arrays: list[Array]
+    """Empty where it was too large to keep."""
+
+    @property
+    def what(self) -> str:
+        return f"{WHAT[self.kind]}, layer {self.layer}"
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return RANK.get(self.kind, 4), -self.layer
+
+
+@dataclass
+class Seen:
+    """What one encoder made of the images, as the page needs it."""
+
+    model: LoadedModel
+    layers: list[int]
+    most_bytes: int
+    """Of one attention array of one image; larger ones could never be on the page."""
+    grids: list[tuple[int, int]] = field(default_factory=list)
+    boxes: list[Box] = field(default_factory=list)
+    tokens: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By layer, for each image: patch tokens (rows, columns, D)."""
+    attention: dict[tuple[str, int], list[Array]] = field(default_factory=dict)
+    """By kind and layer, for each image: bytes and their scales; empty where too large."""
+    directions: int = 0
+    cosine_error: float = 0.0
+
+    @torch.inference_mode()
+    def look(self, item: Prepared) -> None:
+        """One pass that keeps the patch tokens and the attention of the chosen layers."""
+        encoder, prefix = self.model.encoder, self.model.encoder.prefix_tokens
+        pixels = stacked(self.model, [item])
+        grid = encoder.front_end.grid(pixels)
+        kept: dict[int, Tensor] = {}
+        rollout = Rollout()
+        block = 0
+
+        def keep(layer: int) -> Observer:
+            return lambda x: kept.update({layer: x[0, prefix:].float().cpu()})
+
+        def attend(rows: Tensor) -> None:
+            """(1, H, T, T) of the next block."""
+            nonlocal block
+            block += 1
+            small = rows.shape[-1] ** 2 <= LARGEST_MAP
+            if small:
+                rollout.add(rows.float().mean(1))
+            if block in self.layers:
+                self._attend(block, rows[0].float().cpu(), rollout if small else None)
+
+        points = [module for _, module in layer_points(encoder)]
+        with (
+            explicit_attention(encoder) as probabilities,
+            tapped([(module, attend) for module in probabilities]),
+            tapped([(points[layer], keep(layer)) for layer in self.layers]),
+        ):
+            encoder(pixels)
+        for layer in self.layers:
+            if not bool(kept[layer].isfinite().all()):
+                raise VitcliError(
+                    f"{self.model.name}, layer {layer}: features are not finite (NaN or infinite)",
+                    "check the weights; --dtype float32 has the widest range",
+                    exit_code=1,
+                )
+            self.tokens.setdefault(layer, []).append(kept[layer].unflatten(0, grid))
+        picture = item.decoded.image
+        size, patch = (picture.height, picture.width), self.model.config.encoder.patch_size
+        self.grids.append(grid)
+        self.boxes.append(grid_box(self.model.preprocess, size, grid, patch))
+
+    def _attend(self, block: int, rows: Tensor, rollout: Rollout | None) -> None:
+        """Keep a block's attention (H, T, T) to patches, in times uniform: probability x T."""
+        tokens, prefix = rows.shape[-1], self.model.encoder.prefix_tokens
+        if self.model.config.encoder.cls_token:
+            self._keep("cls", block, rows[:, 0, prefix:] * tokens)  # (H, N)
+        if rollout is None:
+            for kind in ("mean", "rollout", "heads"):
+                self.attention[kind, block] = []
+            return
+        assert rollout.matrix is not None
+        rolled = rollout.matrix[0].cpu() * tokens
+        if self.model.config.encoder.cls_token:
+            self._keep("cls_rollout", block, rolled[:1, prefix:])  # (1, N)
+        patches = rows[:, prefix:, prefix:] * tokens
+        self._keep("mean", block, patches.mean(0))  # (N, N)
+        self._keep("rollout", block, rolled[prefix:, prefix:])  # (N, N)
+        self._keep("heads", block, patches.flatten(0, 1))  # (H N, N)
+
+    def _keep(self, kind: str, block: int, rows: Tensor) -> None:
+        arrays = self.attention.setdefault((kind, block), [])
+        if rows.numel() > self.most_bytes:
+            arrays.clear()
+        elif len(arrays) == 2 * len(self.grids):  # none of an earlier image was too large
+            arrays += quantized(rows.numpy(), signed=False)
+
+    def blocks(self, encoder: int) -> list[Block]:
+        """Every array that the page could hold of this encoder."""
+        found = []
+        for layer in self.layers:
+            flat = [tokens.flatten(0, 1) for tokens in self.tokens[layer]]  # (N, D) each
+            fit = PrincipalColors()
+            for tokens in flat:
+                fit.add(tokens)
+            colors = [
+                np.rint(image.flatten(0, 1).numpy() * 255).astype(np.uint8)
+                for image in fit.colors(self.tokens[layer])
+            ]
+            norms: list[Array] = [tokens.norm(dim=-1).numpy() for tokens in flat]
+            arrays = {"features": self._project(flat), "colors": colors, "norms": norms}
+            found += [Block(encoder, kind, layer, values) for kind, values in arrays.items()]
+        found += [
+            Block(encoder, kind, layer, arrays) for (kind, layer), arrays in self.attention.items()
+        ]
+        return found
+
+    def _project(self, images: Sequence[Tensor]) -> list[Array]:
+        """Unit vectors in the fewest directions that keep cosines within COSINE_ERROR."""
+        unit = F.normalize(torch.cat(list(images)).double(), dim=-1)  # (all patches, D)
+        _, axes = torch.linalg.eigh(unit.T @ unit)  # ascending
+        sample = unit[torch.linspace(0, len(unit) - 1, min(SAMPLE, len(unit))).long()]
+        width = unit.shape[1]
+        for directions in (*(number for number in DIRECTIONS if number < width), width):
+            basis = axes[:, -directions:]
+            values, scales = quantized((sample @ basis).numpy(), signed=True)
+            short = torch.from_numpy(values * scales[:, None].astype(np.float64))
+            error = float((short @ short.T - sample @ sample.T).abs().max())
+            if error <= COSINE_ERROR:
+                break
+        self.directions = max(self.directions, directions)
+        self.cosine_error = max(self.cosine_error, error)
+        parts = torch.split(unit @ basis, [len(tokens) for tokens in images])
+        return [array for part in parts for array in quantized(part.numpy(), signed=True)]
+
+
+def quantized(rows: Array, *, signed: bool) -> tuple[Array, Array]:
+    """Rows (n, m) as bytes (n, m) and float32 scales (n,): value = byte x scale.
+
+    Signed bytes are off by at most 1/254 of their row's largest value, unsigned ones by 1/510.
+    """
+    top, kind = (127, np.int8) if signed else (255, np.uint8)
+    scales = (np.abs(rows).max(axis=1) / top).astype(np.float32)
+    safe = np.where(scales > 0, scales, 1)
+    return np.rint(rows / safe[:, None]).clip(-top, top).astype(kind), scales
+
+
+def thumbnail(picture: Any) -> dict[str, Any]:
+    """A Pillow picture as a JPEG data URL, its longer side at most LONGEST_SIDE."""
+    small = picture.convert("RGB")
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=85)
+    text = base64.b64encode(file.getvalue()).decode()
+    return {"shown": small.size, "jpeg": f"data:image/jpeg;base64,{text}"}
+
+
+def _page(
+    shown: list[dict[str, Any]], seen: Sequence[Seen], blocks: Sequence[Block], max_bytes: int
+) -> tuple[bytes, list[list[str]], list[list[str]]]:
+    """The page with the blocks that fit, by rank; for each encoder what is kept and left out."""
+    template = (resources.files("vitcli.commands.explore") / "page.html").read_text("utf-8")
+    kept: list[list[str]] = [[] for _ in seen]
+    left_out: list[list[str]] = [[] for _ in seen]
+    data: list[dict[str, Any]] = []
+    encoders = [
+        {
+            "name": one.model.name,
+            "weights": one.model.weights,
+            "heads": one.model.config.encoder.heads,
+            "hidden": one.model.config.encoder.hidden,
+            "cls": one.model.config.encoder.cls_token,
+            "layers": one.layers,
+            "grids": one.grids,
+            "boxes": one.boxes,
+            "directions": one.directions,
+            "cosine_error": one.cosine_error,
+            "left_out": left_out[number],
+        }
+        for number, one in enumerate(seen)
+    ]
+    meta = {"images": shown, "encoders": encoders, "data": data}
+    names = sum(len(block.what) + 8 for block in blocks)
+    room = max_bytes - len(template.encode()) - len(json.dumps(meta)) - names
+    for block in sorted(blocks, key=lambda block: block.rank):
+        raw = b"".join(np.ascontiguousarray(array).tobytes() for array in block.arrays)
+        packed = base64.b64encode(zlib.compress(raw, 6)).decode()
+        entry = {
+            "encoder": block.encoder,
+            "kind": block.kind,
+            "layer": block.layer,
+            "lengths": [int(array.size) for array in block.arrays],
+            "types": [array.dtype.name for array in block.arrays],
+            "data": packed,
+        }
+        size = len(json.dumps(entry)) + 2
+        if raw and size <= room:
+            room -= size
+            data.append(entry)
+            kept[block.encoder].append(block.what)
+        elif block.rank[0] == 0:
+            raise VitcliError(
+                f"--max-size {max_bytes / MEBIBYTE:g}: too small for the features of these images",
+                "give fewer images, fewer --layers or a larger --max-size",
+            )
+        else:
+            left_out[block.encoder].append(block.what)
+    # "<" cannot end the script element that holds the JSON.
+    filled = template.replace("{{DATA}}", json.dumps(meta).replace("<", "\\u003c"))
+    return filled.encode(), kept, left_out

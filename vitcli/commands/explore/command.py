@@ -1,0 +1,103 @@
+"""vitcli explore"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitcli.errors import VitcliError
+from vitcli.ui.figures import show
+from vitcli.ui.options import BackgroundOption, EncodersOptions, JsonOption, grouped
+
+
+@grouped
+def explore(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    encoders: EncodersOptions,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
+    ] = Path("explore.html"),
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="N,M,...",
+            help="Layers to choose from on the page: 0 is the input of the first block, i the "
+            "output of block i, -1 the last (default: four, evenly spaced).",
+        ),
+    ] = None,
+    max_size: Annotated[
+        float,
+        typer.Option("--max-size", metavar="MIB", min=0.1, help="Largest size of the page."),
+    ] = 10.0,
+    background: BackgroundOption = "white",
+    json: JsonOption = False,
+) -> None:
+    """Write one page on which you point at a patch and see similarity and attention.
+
+    Point at a patch: its cosine similarity to every patch of every image, its attention by head,
+    mean and rollout, features as colors, and norms, layer by layer, for one encoder or two side
+    by side. The page is one file, opens from disk and needs no network.
+
+    \b
+    Examples:
+      vitcli explore cats/*.jpg --weights facebook/dinov2-small --out cats.html
+      vitcli explore cat.jpg --weights A --weights B --layers 3,6,9,12
+    """
+    from vitcli.ui.console import note, progress, status, warn
+    from vitcli.ui.options import parse_color
+
+    requests = encoders.to_requests()
+    if len(requests) > 2:
+        raise VitcliError(
+            f"explore: one or two encoders (got {len(requests)})", "give --weights at most twice"
+        )
+    for request in requests:
+        if request.weights is None:
+            request.fresh_config()  # a bad config is told before torch is loaded
+    chosen = _numbers(layers) if layers else None
+    color = parse_color(background)
+    with status("loading torch and the encoders"):
+        from vitcli.commands.explore import analysis
+        from vitcli.model import load_model
+
+        analysis.check_page_file(out)
+        loaded = [load_model(request) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
+    with progress("looking") as advance:
+        result = analysis.explore(
+            loaded,
+            images or [],
+            out,
+            layers=chosen,
+            max_bytes=int(max_size * 2**20),
+            background=color,
+            announce=lambda size: note(f"writing {size / 2**20:.1f} MiB to {out}"),
+            advance=advance,
+        )
+    if any(one.fresh for one in loaded):
+        note("fresh weights: the page shows the architecture, not learned features")
+    for failure in result.failed:
+        warn(failure.error)
+    from vitcli.commands.explore.view import tables
+
+    show(result, json, tables)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise VitcliError(
+            f"--layers {text}: expected whole numbers with commas between", "--layers 3,6,9,12"
+        ) from error
