@@ -30,7 +30,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import LoadedModel
+from vitcli.model import Model
 from vitcli.nn.hooks import Observer, explicit_attention, layer_points, tapped
 from vitcli.results import FailedImage
 
@@ -62,7 +62,7 @@ Array = NDArray[Any]
 
 
 def explore(
-    models: Sequence[LoadedModel],
+    models: Sequence[Model],
     images: Sequence[str] = (),
     out: str | Path = "explore.html",
     *,
@@ -154,7 +154,7 @@ def check_page_file(path: Path) -> None:
         raise VitcliError(f"--out {path}: there is no folder {path.parent}", "make it first")
 
 
-def choose_layers(model: LoadedModel, layers: Sequence[int] | None) -> list[int]:
+def choose_layers(model: Model, layers: Sequence[int] | None) -> list[int]:
     """Layers from 0 to the depth, ascending; by default DEFAULT_LAYERS evenly spaced.
 
     Raises:
@@ -196,7 +196,7 @@ class Block:
 class Seen:
     """What one encoder made of the images, as the page needs it."""
 
-    model: LoadedModel
+    model: Model
     layers: list[int]
     most_bytes: int
     """Of one attention array of one image; larger ones could never be on the page."""
@@ -250,7 +250,7 @@ class Seen:
         picture = item.decoded.image
         size, patch = (picture.height, picture.width), self.model.config.encoder.patch_size
         self.grids.append(grid)
-        self.boxes.append(grid_box(self.model.preprocess, size, grid, patch))
+        self.boxes.append(grid_box(self.model.preprocessing, size, grid, patch))
 
     def _attend(self, block: int, rows: Tensor, rollout: Rollout | None) -> None:
         """Keep a block's attention (H, T, T) to patches, in times uniform: probability x T."""
