@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitcli.commands.catalog.analysis import families, presets
     from vitcli.commands.compare.analysis import compare
     from vitcli.commands.encode.analysis import encode
+    from vitcli.commands.explore.analysis import explore
     from vitcli.commands.export.analysis import convert, export
     from vitcli.commands.neighbors.analysis import neighbors
     from vitcli.commands.params.analysis import params
@@ -40,6 +41,7 @@ FUNCTIONS = {
     "profile": "commands.profile.analysis:profile",
     "attn_entropy": "commands.attention.analysis:attn_entropy",
     "compare": "commands.compare.analysis:compare",
+    "explore": "commands.explore.analysis:explore",
     "train_shapes": "commands.train.analysis:train_shapes",
     "export": "commands.export.analysis:export",
     "convert": "commands.export.analysis:convert",
@@ -62,6 +64,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "profile",
     "attn_entropy",
     "compare",
+    "explore",
     "train_shapes",
     "export",
     "convert",

@@ -29,8 +29,8 @@ from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.patches import Box, grid_box
-from vitcli.inference import Advance, Color, Prepared, image_batches, stacked
-from vitcli.model import Model
+from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.model import Color, Model, Pictures, as_model, picture_list
 from vitcli.nn.hooks import Observer, explicit_attention, layer_points, tapped
 from vitcli.results import FailedImage
 
@@ -62,8 +62,8 @@ Array = NDArray[Any]
 
 
 def explore(
-    models: Sequence[Model],
-    images: Sequence[str] = (),
+    models: Model | str | Sequence[Model | str],
+    images: Pictures = (),
     out: str | Path = "explore.html",
     *,
     layers: Sequence[int] | None = None,
@@ -75,8 +75,8 @@ def explore(
     """Write a page on which a person points at a patch and sees similarity and attention.
 
     Args:
-        models: one encoder, or two to see side by side.
-        images: files; without any, the built-in picture.
+        models: one encoder, or two to see side by side: models, or what `vitcli.load` reads.
+        images: as in `Model.transform`; without any, the built-in picture.
         layers: 0 is the input of the first block, i the output of block i, -1 the last; by
             default four, evenly spaced, with the last.
         max_bytes: of the file. What does not fit is left out and named on the page.
@@ -86,21 +86,23 @@ def explore(
         VitcliError: no or more than two encoders, a layer that an encoder does not have, no image
             that could be read, features that are not finite, or a page that cannot be so small.
     """
-    if not 1 <= len(models) <= 2:
-        raise VitcliError(f"explore: expected one or two encoders (got {len(models)})")
+    named = [models] if isinstance(models, Model | str) else list(models)
+    if not 1 <= len(named) <= 2:
+        raise VitcliError(f"explore: expected one or two encoders (got {len(named)})")
     out = Path(out)
     check_page_file(out)
+    files = picture_list(images)
     failed: list[FailedImage] = []
     pictures: list[Prepared] = []
     seen: list[Seen] = []
-    each = max(len(images), 1)
-    for number, model in enumerate(models):
+    each = max(len(files), 1)
+    for number, model in enumerate(map(as_model, named)):
         encoder = Seen(model, choose_layers(model, layers), 4 * max_bytes // each)
         failed, pictures = [], []
-        for batch in image_batches(model, list(images), background, failed, 1):
+        for batch in image_batches(model, files, background, failed, 1):
             encoder.look(batch[0])
             pictures.append(batch[0])
-            advance(number * each + len(pictures) + len(failed), len(models) * each)
+            advance(number * each + len(pictures) + len(failed), len(named) * each)
         seen.append(encoder)
         if not pictures:
             raise VitcliError(
@@ -229,7 +231,7 @@ class Seen:
             small = rows.shape[-1] ** 2 <= LARGEST_MAP
             if small:
                 rollout.add(rows.float().mean(1))
-            if block in self.layers:
+            if block in self.layers and bool(rows.isfinite().all()):  # holes are said below
                 self._attend(block, rows[0].float().cpu(), rollout if small else None)
 
         points = [module for _, module in layer_points(encoder)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.results import FailedImage, ModelInfo
+from vitcli.results import FailedImage, ModelInfo, Result
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ExploredEncoder:
 
 
 @dataclass(frozen=True)
-class ExploreResult:
+class ExploreResult(Result):
     """The page that `vitcli explore` wrote."""
 
     path: str
