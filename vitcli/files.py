@@ -1,84 +1,265 @@
-"""Files are never half-written: write beside, flush, rename."""
+"""Files are never half-written, one process at a time holds a lock, and any name fits one line."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
+import secrets
+import shutil
+import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from vitcli.errors import VitcliError
-
-
-@contextlib.contextmanager
-def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends well, and vanishes when it does not.
-
-    Raises:
-        VitcliError: the place cannot be written (exit code 1).
-    """
-    path = Path(path)
-    try:
-        fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        os.fchmod(fd, 0o666 & ~umask)
-        with os.fdopen(fd, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)  # noqa: PTH105 (one call for both platforms)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
-        if isinstance(error, OSError) and not isinstance(error, InterruptedError):
-            raise _cannot_write(path, error) from error
-        raise
-
-
-def _cannot_write(path: Path, error: OSError) -> VitcliError:
-    return VitcliError(
-        f"cannot write {path}: {error.strerror or error}",
-        "check that the folder exists, may be written and has room",
-        exit_code=1,
-    )
-
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+# -- Writing -------------------------------------------------------------------------------------
+
+_OPEN_FILES = re.compile(r"/dev/(?:(?P<name>stdin|stdout|stderr)|fd/(\d+))|/proc/self/fd/(\d+)")
+_STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that becomes `path` when the block ends well, and vanishes when it does not.
+
+    A regular file is replaced in one rename and keeps its permissions; a link is followed to its
+    target; a device, a pipe or an open file (`/dev/stdout`) receives the whole content at the end
+    and stays what it is. What a killed process left beside `path` is removed.
+
+    Raises:
+        VitcliError: `path` cannot be written, or is a folder or a socket (exit code 1).
+    """
+    path = Path(path)
+    with _writing(path):
+        if (there := _open_in_place(path)) is not None:
+            with os.fdopen(there, "wb") as device, tempfile.TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                shutil.copyfileobj(file, device)
+            return
+        target = Path(os.path.realpath(path))
+        with _part(target, folder=False) as (fd, part):
+            if target.exists():
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            with os.fdopen(os.dup(fd), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)  # noqa: PTH105 (one call for both platforms)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """A new folder that becomes `path`, with all its files, when the block ends well.
+
+    Raises:
+        VitcliError: something is there already, or it cannot be written (exit code 1).
+    """
+    path = Path(path)
+    with _writing(path):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise VitcliError(
+                f"{path}: already exists", "give the name of a new directory", exit_code=2
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _part(Path(os.path.realpath(path)), folder=True) as (_, part):
+            yield part
+            for file in part.iterdir():
+                as_new(file)
+                sync(file)
+            part.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InterruptedError:
+        raise
+    except OSError as error:
+        raise VitcliError(
+            f"cannot write {path}: {error.strerror or error}",
+            "check that the folder exists, may be written and has room",
+            exit_code=1,
+        ) from error
+
+
+def _open_in_place(path: Path) -> int | None:
+    """A descriptor of what must not be replaced; None where `path` is or will be a regular file.
+
+    Raises:
+        OSError: a folder, a socket, or a link that leads nowhere sensible.
+    """
+    if match := _OPEN_FILES.fullmatch(str(path)):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+        name, *numbers = match.groups()
+        return os.dup(_STANDARD[name] if name else int(numbers[0] or numbers[1]))
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(mode) and not str(path).startswith("/proc/"):
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "is a folder")
+    if stat.S_ISSOCK(mode):
+        raise OSError(None, "is a socket")
+    return os.open(path, os.O_WRONLY)
+
+
+@contextlib.contextmanager
+def _part(target: Path, folder: bool) -> Iterator[tuple[int, Path]]:
+    """A new file or folder beside `target`, locked while it is written; it vanishes at the end."""
+    _remove_abandoned(target)
+    fd, part = _new_part(target, folder)
+    try:
+        yield fd, part
+    finally:
+        with contextlib.suppress(OSError):
+            if folder:
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink()  # renamed away if all went well
+        if fd >= 0:
+            os.close(fd)
+
+
+def _beside(target: Path) -> str:
+    """How the names of its parts begin; within the 255 bytes of a file's name."""
+    name = os.fsencode(target.name)
+    return f".{target.name}" if len(name) <= 200 else f".{hashlib.sha256(name).hexdigest()}"
+
+
+def _new_part(target: Path, folder: bool) -> tuple[int, Path]:
+    while True:
+        part = target.with_name(f"{_beside(target)}.{secrets.token_hex(6)}.part")
+        if folder:
+            part.mkdir()
+            if fcntl is None:
+                return -1, part
+            fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            binary = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | binary, 0o666)
+        if fcntl is None:
+            return fd, part
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if part.exists():  # else a rerun took it for abandoned before it was locked
+            return fd, part
+        os.close(fd)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove the parts whose writers are dead: nobody holds their locks."""
+    if fcntl is None:
+        return
+    ours = re.compile(re.escape(_beside(target)) + r"\.[0-9a-f]{12}\.part")
+    with contextlib.suppress(OSError):
+        for part in target.parent.iterdir():
+            if ours.fullmatch(part.name) and not part.is_symlink() and not is_held(part):
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+def as_new(path: Path) -> None:
+    """Give `path` the permissions of any new file; safetensors leaves its files to their owner."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or on POSIX a folder, is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- Locks ---------------------------------------------------------------------------------------
+
 PROBE_S = 0.01
 """A report may hold a lock for an instant to see whether anyone else does."""
 
 
-def check_platform() -> None:
-    """Raises VitcliError where the system has no flock."""
-    if fcntl is None:
-        raise VitcliError("sweeps need POSIX file locks", "run them on Linux or macOS, or in WSL")
+class Lock:
+    """A lock on a file, held until `close` or the end of the process.
 
-
-def try_lock(path: Path) -> int | None:
-    """A file descriptor that holds an exclusive lock on `path`, or None while another does.
-
-    The lock belongs to the open file: a child that inherits the descriptor holds it too, so it is
-    free only when both are gone. Linux gives flock the same meaning over NFS.
+    On POSIX it is flock's: it belongs to the open file, so a child that inherits `fd` holds it too,
+    and it is free when both are gone, however they ended. Linux gives it the same meaning over NFS.
+    filelock (which has no shared locks and hands none to children) takes its place elsewhere; `fd`
+    is None then.
     """
+
+    def __init__(self, fd: int | None = None, other: Any = None) -> None:
+        self.fd = fd
+        self._other = other
+
+    def close(self) -> None:
+        """Release it; a second time does nothing."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
+        other, self._other = self._other, None
+        if other is not None:
+            other.release()
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def lock(path: Path, shared: bool = False) -> Lock:
+    """Hold a file or folder, after waiting for it."""
+    if fcntl is None:
+        held = _other_lock(path, shared, wait=True)
+        assert held is not None
+        return held
+    fd = _open(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Lock(fd)
+
+
+def try_lock(path: Path, shared: bool = False) -> Lock | None:
+    """Hold a file or folder, or None while another process does.
+
+    Raises:
+        OSError: it cannot be opened, or its file system has no locks.
+    """
+    if fcntl is None:
+        return _other_lock(path, shared, wait=False)
     fd = _open(path)
     for attempt in range(3):
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            return Lock(fd)
         except BlockingIOError:
             if attempt < 2:
                 time.sleep(PROBE_S)
+        except BaseException:
+            os.close(fd)
+            raise
     os.close(fd)
     return None
 
@@ -87,6 +268,11 @@ def is_held(path: Path) -> bool:
     """Whether any process holds `path`; one that was never locked is free."""
     if not path.exists():
         return False
+    if fcntl is None:
+        held = _other_lock(path, shared=False, wait=False)
+        if held is not None:
+            held.close()
+        return held is None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # also in a directory that others own
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -97,38 +283,43 @@ def is_held(path: Path) -> bool:
         os.close(fd)
 
 
-def lock(path: Path) -> int:
-    """A file descriptor that holds `path`, after waiting for it; closing it releases it."""
-    fd = _open(path)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold `path`, waiting for it."""
-    fd = lock(path)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
 def _open(path: Path) -> int:
+    if path.is_dir():
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def printable(path: str | bytes | os.PathLike[str]) -> str:
-    """One line for any file name: what cannot be printed is shown as an escape.
+def _other_lock(path: Path, shared: bool, wait: bool) -> Lock | None:
+    if shared:
+        return Lock()
+    import filelock
 
-    Newlines, other control characters and the bytes of a name that is not UTF-8 come out as
-    `\\n`, `\\x1b`, `\\xff`; all other characters stay as they are.
+    if path.is_dir():
+        beside = path / ".lock"
+    else:
+        path.touch()
+        beside = path.with_name(path.name + ".held")
+    other = filelock.FileLock(beside)
+    try:
+        other.acquire(blocking=wait)
+    except filelock.Timeout:
+        return None
+    return Lock(other=other)
+
+
+# -- Names ---------------------------------------------------------------------------------------
+
+
+def printable(path: str | bytes | os.PathLike[str]) -> str:
+    """One line for any text: what cannot be printed is shown as an escape.
+
+    Newlines, other control characters, marks that change the direction of text and the bytes of a
+    name that is not UTF-8 come out as `\\n`, `\\x1b`, `\\u202e`, `\\xff`; all other characters stay
+    as they are.
     """
     name = os.fsdecode(path)
+    if name.isprintable():
+        return name
     return "".join(c if c.isprintable() else _escape(c) for c in name)
 
 

@@ -18,7 +18,7 @@ from vitcli.checkpoints.shapes import Shapes, has_layer_scale, table_grids, told
 from vitcli.config.load import Layers, Setting, validate
 from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
-from vitcli.config.yaml import Size
+from vitcli.config.yaml import Size, as_tuple, dotted
 from vitcli.errors import VitcliError
 from vitcli.results import Settled
 
@@ -101,12 +101,12 @@ def settle(
     )
     # One lost tensor must not pass for a model without it: a family that has none says so.
     decided = {"patch_bias": True, **match.settings()}
-    preset_values = _flat(preset.encoder.model_dump()) if preset else {}
+    preset_values = _settings(preset.encoder.model_dump()) if preset else {}
     by_preset = f"preset {preset.name}" if preset else ""
     asked = Layers()
     for setting in overrides:
         asked.set(setting)
-    user = _flat(asked.data.get("encoder") or {})
+    user = _settings(asked.data.get("encoder") or {})
     by_user = {key: asked.source(("encoder", *key.split("."))) for key in user}
 
     claims = _Claims()
@@ -194,14 +194,9 @@ def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | N
         claims.add({"position_table.prefix_rows": k}, "the tensors")
 
 
-def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{path}{key}.")
-        else:
-            flat[path + key] = tuple(value) if isinstance(value, list) else value
-    return flat
+def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys; YAML's lists as the tuples that the schema holds."""
+    return {key: as_tuple(value) for key, value in dotted(section).items()}
 
 
 def _validated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,15 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from vitcli.config.schema import ModelConfig, PreprocessConfig
-from vitcli.config.yaml import Document, KeyPath, dump_yaml, parse_value, parse_yaml, read_yaml
+from vitcli.config.yaml import (
+    Document,
+    KeyPath,
+    dump_yaml,
+    leaves,
+    parse_value,
+    parse_yaml,
+    read_yaml,
+)
 from vitcli.errors import VitcliError
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -112,7 +120,7 @@ class Layers:
     def add(self, document: Document) -> None:
         """A layer of many values."""
         self.count += 1
-        for path, value in _leaves(document.data):
+        for path, value in leaves(document.data):
             line = document.lines.get(path)
             self._put(Setting(path, value, document.source + (f":{line}" if line else "")))
 
@@ -122,7 +130,7 @@ class Layers:
         self._put(setting)
 
     def _put(self, setting: Setting) -> None:
-        for path, value in _leaves(setting.value, setting.path):
+        for path, value in leaves(setting.value, setting.path):
             node = self.data
             for depth, key in enumerate(path[:-1], start=1):
                 child = node.setdefault(key, {})
@@ -148,14 +156,6 @@ class Layers:
             if given[: len(path)] == path[: len(given)]
         ]
         return max(about)[-1] if about else "config"
-
-
-def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, dict):  # an empty section changes nothing
-        for key, child in value.items():
-            yield from _leaves(child, (*path, str(key)))
-    else:
-        yield path, value
 
 
 def load_config(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer, PositiveFloat, PositiveInt
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from vitcli.errors import VitcliError
 
 KeyPath = tuple[str, ...]
+Kind = TypeVar("Kind")
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,6 +61,34 @@ def read_yaml(path: str | Path) -> Document:
     except UnicodeDecodeError as error:
         raise VitcliError(f"{path} is not UTF-8 text", "is it a YAML file?") from error
     return parse_yaml(text, str(path))
+
+
+def read_json(path: str | Path, kind: type[Kind]) -> Kind:
+    """A JSON file that this package wrote, as `kind`: a pydantic model, a dataclass or a type.
+
+    Raises:
+        VitcliError: unreadable, not JSON, or a key with a wrong value; names the file and the key.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise VitcliError(f"cannot read {path}: {reason}", "check the path") from error
+    return parse_json(text, str(path), kind)
+
+
+def parse_json(text: str | bytes, source: str, kind: type[Kind]) -> Kind:
+    """Like `read_json`, from text that errors call `source`."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        where = f"{source}: {key}" if key else source
+        message = problem["msg"][0].lower() + problem["msg"][1:]
+        raise VitcliError(
+            f"{where}: {message}", "restore the file, or remove it and run the command again"
+        ) from error
 
 
 def parse_yaml(text: str, source: str) -> Document:
@@ -100,6 +138,32 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], source: str
         _walk(value, (*path, key.value), lines, source)
 
 
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """(path, value) of everything in nested mappings that is not itself a mapping.
+
+    An empty mapping has no leaves: as a section of a config it changes nothing.
+    """
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from leaves(child, (*path, str(key)))
+    else:
+        yield path, value
+
+
+def dotted(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"encoder": {"depth": 6}}` as `{"encoder.depth": 6}`."""
+    return {".".join(path): leaf for path, leaf in leaves(value)}
+
+
+def parse_size(text: str) -> tuple[int, int] | None:
+    """`518` or `384x512` (height x width) as (height, width); None for anything else."""
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(s.isascii() and s.isdecimal() and len(s) < 10 for s in sides):
+        return None
+    height, width = int(sides[0]), int(sides[-1])
+    return (height, width) if height and width else None
+
+
 def parse_value(text: str, source: str) -> Any:
     """One YAML value, as after `--set key=`."""
     return parse_yaml(f"value: {text}" if text.strip() else "value:", source).data["value"]
@@ -115,9 +179,7 @@ def _as_size(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
     if isinstance(value, str):
-        sides = value.lower().split("x")
-        if all(side.isdecimal() for side in sides) and len(sides) <= 2:
-            return (int(sides[0]), int(sides[-1]))
+        return parse_size(value) or value
     return as_tuple(value)
 
 

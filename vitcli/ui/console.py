@@ -1,4 +1,4 @@
-"""The two streams: the answer on stdout, the talk on stderr."""
+"""The two streams: results go to stdout, progress, notes and warnings to stderr."""
 
 from __future__ import annotations
 
@@ -10,16 +10,50 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+from vitcli.files import printable
 
 Advance = Callable[[int, int], None]
-"""Told (done, total) as work goes on."""
+"""Called with (done, total) as work goes on."""
+
+
+class CleanConsole(Console):
+    """A console on which no text of a file can write escapes, turn its direction or add a line.
+
+    Every string is one line: what cannot be printed in it, newlines included, is shown as an
+    escape before it is measured. Renderables may have lines; what else they hold is cleaned as it
+    leaves. The console's own colors and cursor movements are not text and pass.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(_cleaned(segment) for segment in buffer)
+
+
+def _cleaned(segment: Segment) -> Segment:
+    if segment.control or segment.text.isprintable():
+        return segment
+    lines = map(printable, segment.text.split("\n"))
+    return Segment("\n".join(lines), segment.style)
+
+
+_live: list[Console] = []
+"""The console that a bar is drawn on; what is printed goes above the bar."""
 
 
 def stream(stderr: bool = False) -> Console:
     """A console as wide as its terminal; into a pipe nothing is wrapped or cut."""
-    terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, emoji=False, width=None if terminal else 10_000)
+    if stderr and _live:
+        return _live[-1]
+    console = CleanConsole(stderr=stderr, highlight=False, emoji=False)
+    if not (sys.stderr if stderr else sys.stdout).isatty() and not (stderr and console.is_terminal):
+        console.width = 10_000
+    return console
 
 
 def answer_width() -> int:
@@ -77,45 +111,96 @@ def table(title: str | None = None, **options: Any) -> Table:
     )
 
 
-@contextmanager
-def progress(title: str) -> Iterator[Advance]:
-    """A bar on stderr, on a terminal only, with what is done and the time left."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+class Bar:
+    """What is done of a task on stderr: a bar on a terminal (`live`), elsewhere nothing."""
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task(title, total=None)
+    def __init__(self, title: str, timed: bool) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.table import Column
 
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        self._console = stream(stderr=True)
+        self.live = self._console.is_terminal
+        columns: list[ProgressColumn] = [  # the bar takes what the text leaves
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[facts]}", markup=False),
+        ]
+        if timed:
+            columns.append(TimeRemainingColumn())
+        self._progress = Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            expand=True,
+            auto_refresh=timed,
+            disable=not self.live,
+        )
+        self._task = self._progress.add_task(title, total=None, facts="")
+        self._redraw = not timed
 
-        yield advance
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """Report that `done` of `total` is done, with `facts` in a few words."""
+        self._progress.update(self._task, completed=done, total=total, facts=facts)
+        if self._redraw:
+            self._progress.refresh()
+
+    def line(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Bar:
+        _live.append(self._console)
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        _live.pop()
+
+
+def progress(title: str, timed: bool = True) -> Bar:
+    """A bar with what is done and the time left; it disappears at the end, however that comes.
+
+    Not `timed`, it is drawn by no thread, only when it is called: a process that starts others
+    safely has no second thread.
+    """
+    return Bar(title, timed)
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
     """A spinner on stderr while something takes its time."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    console = stream(stderr=True)
+    if not console.is_terminal or _live:
         yield
         return
-    with console.status(text):
-        yield
+    with console.status(escape(text)):
+        _live.append(console)
+        try:
+            yield
+        finally:
+            _live.pop()
+
+
+def duration(seconds: float) -> str:
+    """`0.31 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def exact(value: int) -> str:

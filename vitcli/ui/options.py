@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from vitcli.config import yaml
 from vitcli.config.load import Setting, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
@@ -47,10 +48,10 @@ def parse_size(text: str) -> tuple[int, int]:
     Raises:
         VitcliError: anything else.
     """
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+    size = yaml.parse_size(text)
+    if size is None:
         raise VitcliError(f"--image-size {text}: expected 518 or 384x512 (height x width)")
-    return int(sides[0]), int(sides[-1])
+    return size
 
 
 def choices(kind: Any) -> str:

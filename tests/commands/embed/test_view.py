@@ -16,7 +16,7 @@ def test_a_million_images_are_counted_whole_at_80_columns(
 ) -> None:
     for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "80")):
         monkeypatch.setenv(name, value)
-    clock = iter((0.0, 3.0))
+    clock = iter((0.0, 0.0, 3.0))
     monkeypatch.setattr(
         "vitcli.commands.embed.view.time", SimpleNamespace(monotonic=clock.__next__)
     )

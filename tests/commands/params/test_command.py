@@ -86,7 +86,7 @@ def test_models_side_by_side_tell_the_same_as_the_json() -> None:
     table = run(*MODELS).stdout
     models = json.loads(run(*MODELS, "--json").stdout)["models"]
     assert numbers(table, "parameters") == [model["total"] for model in models]
-    assert numbers(table, "MACs an image") == [model["macs_per_image"] for model in models]
+    assert numbers(table, "MACs per image") == [model["macs_per_image"] for model in models]
     assert numbers(table, "tokens") == [197, 257]
     assert numbers(table, "without biases") == [m["total"] - m["biases"] for m in models]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import struct
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from vitcli.cli import app
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.probe.analysis import Labeled, probe, wilson
+from vitcli.commands.probe.analysis import Labeled, probe
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
@@ -33,14 +32,6 @@ REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=
 
 def labeled(vectors: np.ndarray, labels: list[str], is_test: np.ndarray | None = None) -> Labeled:
     return Labeled("m", "w", vectors, np.array(labels, object), is_test)
-
-
-def test_wilson_is_its_closed_form() -> None:
-    right, n, z = 83, 100, 1.959963984540054
-    p = right / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    assert wilson(right, n) == pytest.approx((middle - half, middle + half), rel=1e-9)
 
 
 def test_classes_that_are_apart_are_all_told_and_noise_is_not() -> None:

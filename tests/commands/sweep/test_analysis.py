@@ -104,7 +104,7 @@ def test_a_trial_whose_lock_is_held_is_not_run(sweeper: Sweeper) -> None:
     outcome = sweeper.run(HEAD)
     assert lock is not None
     assert (outcome.ran, outcome.counts.left, outcome.counts.running) == (0, 1, 0)
-    os.close(lock)
+    lock.close()
     assert sweeper.run(HEAD).ran == 1
 
 

@@ -170,7 +170,7 @@ def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
     lock = TrialDir(Path("runs/toy/trials") / trial["id"]).try_lock()
     assert lock is not None
     assert "1 trial left" in run(toy, code=1).stderr
-    os.close(lock)
+    lock.close()
     run(toy)
 
 

@@ -16,8 +16,9 @@ from vitcli.commands.sweep.analysis import Event
 from vitcli.commands.sweep.figure import figure, kind_of
 from vitcli.commands.sweep.result import Curve, Spread, SweepGroup, SweepReport, SweepTrial
 from vitcli.commands.sweep.study import Counts
-from vitcli.commands.sweep.view import duration, spread_text, sweep_progress
+from vitcli.commands.sweep.view import spread_text, sweep_progress
 from vitcli.errors import VitcliError
+from vitcli.ui.console import duration
 
 
 def made(objective: str = "", curve: bool = False, **axes: list[Any]) -> SweepReport:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from vitcli.commands.attention.result import (
     AttentionResult,
@@ -61,7 +62,8 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     for layer in shown:
         grid.add_row(*_cells(layer.layer, layer, kinds), f"{layer.outlier_share:.1%}")
     yield grid
-    yield f"outl.: patch tokens with a norm {result.outlier_rule}\n"
+    yield f"outl.: patch tokens with a norm {result.outlier_rule}"
+    yield ""
     last = model.layers[-1]
     yield f"block {last.layer} by head"
     heads = _columns("head", model, kinds)
@@ -99,7 +101,7 @@ def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table
     if kinds:
         short = {"cls": "self", "distillation": "dist", "registers": "reg", "patches": "patch"}
         names = "/".join(short[kind] for kind in kinds)
-        grid.add_column(f"CLS on, %:\n{names}", justify="right")
+        grid.add_column(Text(f"CLS on, %:\n{names}"), justify="right")
     return grid
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from os import PathLike
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from vitcli.commands.compare.similarity import (
     jackknife_error,
 )
 from vitcli.commands.encode.analysis import model_info
+from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
@@ -451,9 +451,7 @@ def _size_text(size: tuple[int, int]) -> str:
 def config_differences(a: Model, b: Model) -> tuple[ConfigDifference, ...]:
     """The keys of encoder and preprocessing that are not the same."""
     first, second = (
-        dict(
-            _leaves({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocessing)})
-        )
+        dotted({"encoder": m.config.encoder.model_dump(), "preprocess": dict(m.preprocessing)})
         for m in (a, b)
     )
     return tuple(
@@ -461,11 +459,3 @@ def config_differences(a: Model, b: Model) -> tuple[ConfigDifference, ...]:
         for key in dict.fromkeys([*first, *second])
         if first.get(key) != second.get(key)
     )
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else key)
-    else:
-        yield path, value

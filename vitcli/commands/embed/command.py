@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,7 +157,7 @@ def run_job(
 ) -> None:
     """Encode, show progress, and answer with the table or JSON; exit code 1 if any image failed."""
     from vitcli.commands.embed.view import summary, tables, watch_job
-    from vitcli.ui.console import answer, answer_text, note, status
+    from vitcli.ui.console import answer, answer_text, note, status, stream
 
     job.check()
     with status("loading torch and the encoder"):
@@ -187,7 +186,7 @@ def run_job(
         note(f"left out: {kinds}{more}; --any-suffix takes every file")
     if result.duplicates:
         note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
-    sys.stderr.write(summary(result) + "\n")
+    stream(stderr=True).print(summary(result), markup=False, soft_wrap=True)
     if how["json"]:
         answer_text(result.to_json())
     else:

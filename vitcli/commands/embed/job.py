@@ -21,6 +21,7 @@ from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
+from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.model import Model, load_model
@@ -197,7 +198,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _changes(now: dict[str, Any], before: dict[str, Any], old: Path, new: Path) -> Iterator[str]:
-    flat_now, flat_before = dict(_flat(now["settings"])), dict(_flat(before["settings"]))
+    flat_now, flat_before = dotted(now["settings"]), dotted(before["settings"])
     for key in {**flat_before, **flat_now}:
         was, is_now = flat_before.get(key), flat_now.get(key)
         if was != is_now:
@@ -207,14 +208,6 @@ def _changes(now: dict[str, Any], before: dict[str, Any], old: Path, new: Path) 
     if now["inputs"] != before["inputs"]:
         detail = difference(old, new) if old.exists() else f"now {now['inputs']['count']:,}"
         yield f"inputs: {detail}"
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _flat(item, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
 
 
 def _short(value: Any) -> str:

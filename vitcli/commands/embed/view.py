@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from vitcli.commands.embed.result import FolderResult
 from vitcli.files import printable
-from vitcli.ui.console import plural, table
+from vitcli.ui.console import duration, plural, progress, table
 
 _PLAIN_EVERY_S = 10.0
 Watch = Callable[[int, int, "Counter[str]"], None]
@@ -23,22 +21,19 @@ Watch = Callable[[int, int, "Counter[str]"], None]
 @contextmanager
 def watch_job(title: str) -> Iterator[Watch]:
     """Rate, time left and failures on stderr: a bar on a terminal, lines in a pipe."""
-    console = Console(stderr=True, highlight=False, emoji=False)
-    if not console.is_terminal:
-        yield _Plain(title)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.table import Column
-
-    count = MofNCompleteColumn(table_column=Column(no_wrap=True))  # the bar gives way, not it
-    columns = (TextColumn("{task.description}"), BarColumn(), count)
-    with Progress(*columns, TextColumn("{task.fields[facts]}"), console=console) as bar:
-        task = bar.add_task(title, total=None, facts="")
-        pace = _Pace()
+    pace = _Pace()
+    last = time.monotonic()
+    with progress(title, timed=False) as bar:
 
         def watch(done: int, total: int, failures: Counter[str]) -> None:
+            nonlocal last
             facts = pace.facts(done, total, failures.total())
-            bar.update(task, completed=done, total=total, facts=facts)
+            bar(done, total, facts)
+            if not bar.live and time.monotonic() - last >= _PLAIN_EVERY_S:
+                last = time.monotonic()
+                kinds = ", ".join(f"{count:,} {code}" for code, count in failures.most_common())
+                line = f"{title}: {done:,} of {total:,}{facts and f', {facts}'}"
+                bar.line(line + (f" ({kinds})" if kinds else ""))
 
         yield watch
 
@@ -59,34 +54,6 @@ class _Pace:
             facts += [f"{rate:.1f} img/s", f"{duration((total - done) / rate)} left"]
         facts += [f"{failed:,} failed"] * bool(failed)
         return ", ".join(facts)
-
-
-class _Plain:
-    """Lines for a log file."""
-
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.pace = _Pace()
-        self.last = time.monotonic()
-
-    def __call__(self, done: int, total: int, failures: Counter[str]) -> None:
-        facts = self.pace.facts(done, total, failures.total())
-        now = time.monotonic()
-        if now - self.last >= _PLAIN_EVERY_S:
-            self.last = now
-            kinds = ", ".join(f"{count:,} {code}" for code, count in failures.most_common())
-            line = f"{self.title}: {done:,} of {total:,}{facts and f', {facts}'}"
-            line += f" ({kinds})" if kinds else ""
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def summary(result: FolderResult) -> str:

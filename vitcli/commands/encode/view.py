@@ -35,8 +35,9 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
 
 
 def _image(image: EncodedImage, every: int) -> Iterator[str | Table]:
-    path = escape(image.path.encode("utf-8", "backslashreplace").decode())
-    yield f"\n[bold]{path}[/]  {image.width}x{image.height} {image.mode}; {image.preparation}"
+    yield ""
+    size = f"{image.width}x{image.height} {image.mode}"
+    yield f"[bold]{escape(image.path)}[/]  {size}; {image.preparation}"
     yield f"input {shape(image.input_shape)} -> tokens {shape(image.output_shape)}"
     rows = thinned(image.layers, every)
     with_cls = image.layers[0].cls_norm is not None

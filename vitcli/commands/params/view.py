@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from vitcli.commands.params.result import (
     BLOCK_COMPONENTS,
@@ -28,8 +29,9 @@ SHARE = 5
 """Width of a share, `24.8%`."""
 TIGHT: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 NOTE = (
-    "\nMACs: multiply-accumulates of matrix products, Q K^T and A V included.\n"
-    "FLOPs are twice as many."
+    "",
+    "MACs: multiply-accumulates of matrix products, Q K^T and A V included.",
+    "FLOPs are twice as many.",
 )
 
 
@@ -39,7 +41,7 @@ def tables(result: ParamsResult, width: int = 120) -> Iterator[str | Table]:
         yield from _single(result.models[0], width >= ROOM_FOR_EXACT)
     else:
         yield from _side_by_side(result.models, width)
-    yield NOTE
+    yield from NOTE
 
 
 def size(image: tuple[int, int]) -> str:
@@ -57,12 +59,17 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
     registers = f" with {model.registers} registers" if model.registers else ""
     yield (
         f"[bold]{escape(model.name)}[/]  {model.total:,} parameters, "
-        f"{short(model.macs_per_image, 'KMGT')} MACs an image\n"
-        f"{model.depth} blocks, {model.hidden} hidden, {model.heads} heads, "
-        f"MLP {model.mlp_hidden}, patch {model.patch_size}\n"
-        f"image {size(model.image_size)}, {model.tokens} tokens{registers}; "
-        f"{model.bytes / 2**20:,.1f} MiB in {model.dtype}\n"
+        f"{short(model.macs_per_image, 'KMGT')} MACs per image"
     )
+    yield (
+        f"{model.depth} blocks, {model.hidden} hidden, {model.heads} heads, "
+        f"MLP {model.mlp_hidden}, patch {model.patch_size}"
+    )
+    yield (
+        f"image {size(model.image_size)}, {model.tokens} tokens{registers}; "
+        f"{model.bytes / 2**20:,.1f} MiB in {model.dtype}"
+    )
+    yield ""
     count = exact if wide else short
     grid = table(**TIGHT)
     grid.add_column("component", no_wrap=True)
@@ -71,7 +78,7 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         *("share", "bytes" if wide else "MiB", "MACs", "share"),
     )
     for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
+        grid.add_column(Text(heading), justify="right", no_wrap=True)
 
     def row(name: str, copies: int, one: int, biases: int, whole: tuple[Any, ...]) -> None:
         parameters, share, size_bytes, macs, macs_share = whole
@@ -184,7 +191,7 @@ def _rows(
         ("  one block", parameters(model.block_parameters) + blank),
         ("  without biases", parameters(model.total - model.biases) + blank),
         (f"  MiB in {model.dtype}", f"{model.bytes / 2**20:,.1f}" + blank),
-        ("[bold]MACs an image[/]", with_share(operations(model.macs_per_image), 1.0)),
+        ("[bold]MACs per image[/]", with_share(operations(model.macs_per_image), 1.0)),
         *components("macs", "macs_share", operations),
         ("  all blocks", with_share(operations(blocks[3]), blocks[4])),
         ("  one block", operations(model.block_macs) + blank),
@@ -202,7 +209,7 @@ def figure(result: ParamsResult) -> Any:
     panels = drawing.subplots(1, 2, sharey=True)
     for axes, (field, unit, title) in zip(
         panels,
-        [("parameters", 1e6, "parameters (millions)"), ("macs", 1e9, "MACs an image (billions)")],
+        [("parameters", 1e6, "parameters (millions)"), ("macs", 1e9, "MACs per image (billions)")],
         strict=True,
     ):
         left = [0.0] * len(models)

@@ -26,6 +26,7 @@ from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.preprocess import preprocess
+from vitcli.measures import wilson
 from vitcli.model import Model
 
 SPLITS = ("train", "val", "valid", "validation", "test")
@@ -228,14 +229,6 @@ def _methods(sklearn: Any, k: int) -> dict[str, Any]:
         )
 
     return {f"{k} nearest neighbors": neighbors, "linear probe": linear}
-
-
-def wilson(correct: int, tested: int) -> tuple[float, float]:
-    """The 95 % score interval of a proportion (Wilson 1927)."""
-    from scipy.stats import binomtest
-
-    interval = binomtest(correct, tested).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
 
 
 def _sklearn() -> Any:

@@ -24,6 +24,7 @@ from vitcli.commands.sweep.trialdir import (
     shown_command,
 )
 from vitcli.errors import VitcliError
+from vitcli.files import Lock
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.2
@@ -59,7 +60,7 @@ class _Slot:
     """One claim being run, one trial of it after the other."""
 
     claim: Claim
-    waiting: list[tuple[Trial, TrialDir, int]]
+    waiting: list[tuple[Trial, TrialDir, Lock]]
     results: list[dict[str, Any]] = field(default_factory=list)
     child: Child | None = None
     place: TrialDir | None = None
@@ -147,7 +148,7 @@ class Runner:
             self._count("failed", f"{slot.claim.id}: {error}")
         self._say()
 
-    def _start(self, slot: _Slot, trial: Trial, place: TrialDir, lock: int) -> None:
+    def _start(self, slot: _Slot, trial: Trial, place: TrialDir, lock: Lock) -> None:
         arguments = self.command.arguments(placed(trial.params, place.path))
         argv = [*(self.program or [sys.executable, "-m", "vitcli"]), *arguments]
         shown = shown_command(self.program, arguments)

@@ -261,10 +261,8 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
     from vitcli.commands.sweep.options import known_commands
     from vitcli.commands.sweep.study import Study
     from vitcli.commands.sweep.view import sweep_progress
-    from vitcli.files import check_platform
     from vitcli.ui.console import note, plural, warn
 
-    check_platform()
     results.create(sweep.name, sweep.source, sweep.storage)
     study = Study(sweep, results, retry_failed)
     # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitcli.commands.sweep.trialdir import TrialDir
+from vitcli.files import Lock
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GRACE_S = 5.0
@@ -89,7 +90,7 @@ class Child:
 
 
 def start(
-    argv: Sequence[str], place: TrialDir, lock: int, threads: int, timeout_s: float | None
+    argv: Sequence[str], place: TrialDir, lock: Lock, threads: int, timeout_s: float | None
 ) -> Child:
     """Start a trial in a process group of its own, stdout and stderr into its directory.
 
@@ -107,7 +108,7 @@ def start(
             stdout=out,
             stderr=err,
             env=environment(threads),
-            pass_fds=(lock,),
+            pass_fds=() if lock.fd is None else (lock.fd,),
             start_new_session=True,
             preexec_fn=_dies_with(os.getpid()),
         )

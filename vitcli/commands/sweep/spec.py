@@ -23,7 +23,7 @@ from vitcli.commands.sweep.space import (
     read_space,
 )
 from vitcli.config.load import Layers, nearest, validate
-from vitcli.config.yaml import Document, read_yaml
+from vitcli.config.yaml import Document, leaves, read_yaml
 from vitcli.errors import VitcliError
 
 Value = Any
@@ -187,7 +187,8 @@ class _Reader:
         self, path: tuple[str, ...], values: Mapping[str, Any], command: Command | None
     ) -> dict[str, Value]:
         named: dict[str, Value] = {}
-        for where, key, value in _flat(values):
+        for where, value in leaves(values):
+            key = ".".join(where)
             self._known((*path, *where), key, command)
             if canonical(key) in named:
                 raise self.fail((*path, *where), "is given twice", "keep one of the two")
@@ -252,18 +253,6 @@ class _Reader:
 def _above(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for end in range(len(path), 0, -1):
         yield path[:end]
-
-
-def _flat(
-    values: Mapping[str, Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """(path in the file, dotted key, value): `encoder: {depth: 6}` is `encoder.depth: 6`."""
-    for key, value in values.items():
-        here = (*path, str(key))
-        if isinstance(value, dict):
-            yield from _flat(value, here)
-        else:
-            yield here, ".".join(here), value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vitcli.commands.sweep.space import Choice, quiet
 from vitcli.commands.sweep.spec import Sweep, Trial
 from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup
 from vitcli.errors import VitcliError
-from vitcli.files import lock
+from vitcli.files import Lock, lock
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -35,17 +35,17 @@ class JournalLock:
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
-        self._fd: int | None = None
+        self._lock: Lock | None = None
 
     def acquire(self) -> bool:
-        self._fd = lock(self._journal.with_name(self._journal.name + ".lock"))
+        self._lock = lock(self._journal.with_name(self._journal.name + ".lock"))
         cut_torn_line(self._journal)
         return True
 
     def release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 def cut_torn_line(path: Path) -> None:

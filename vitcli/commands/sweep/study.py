@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from vitcli.commands.sweep.space import SearchSection
 from vitcli.commands.sweep.spec import Sweep, Trial, expand, repeats, trial_id
 from vitcli.commands.sweep.storage import GRACE_S, HEARTBEAT_S, open_storage, study_name, tell
 from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup
+from vitcli.files import Lock
 
 if TYPE_CHECKING:
     import optuna
@@ -45,15 +45,14 @@ class Claim:
     number: int
     key: int
     """The storage's own key of the entry."""
-    trials: list[tuple[Trial, TrialDir, int]]
-    """Each with its directory and the file descriptor that holds its lock."""
+    trials: list[tuple[Trial, TrialDir, Lock]]
+    """Each with its directory and its lock."""
     live: optuna.Trial | None = None
     """The entry as a search reports to it."""
 
     def release(self) -> None:
         for _, _, lock in self.trials:
-            with contextlib.suppress(OSError):
-                os.close(lock)
+            lock.close()
         self.trials = []
 
 

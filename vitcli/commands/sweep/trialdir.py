@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vitcli.commands.sweep.spec import Trial
 from vitcli.config.yaml import dump_yaml, parse_yaml, read_yaml
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write, is_held, locked, try_lock
+from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
 
 State = Literal["pending", "running", "done", "failed", "pruned", "killed", "interrupted"]
 """killed: something else ended the trial (kill -9, out of memory); interrupted: the sweep ended.
@@ -58,7 +58,7 @@ class TrialDir:
     def result_file(self) -> Path:
         return self.path / "result.json"
 
-    def try_lock(self) -> int | None:
+    def try_lock(self) -> Lock | None:
         self.path.mkdir(parents=True, exist_ok=True)
         return try_lock(self.path / "lock")
 
@@ -204,7 +204,7 @@ class Results:
     @contextlib.contextmanager
     def claiming(self) -> Iterator[None]:
         """One process at a time decides which trial is next."""
-        with locked(self.root / "claim.lock"):
+        with lock(self.root / "claim.lock"):
             yield
 
     def trial(self, id: str) -> TrialDir:

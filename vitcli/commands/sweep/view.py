@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
-from vitcli.ui.console import note, plural, stream, table
+from vitcli.ui.console import duration, note, plural, progress, stream, table
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.analysis import Event
@@ -85,7 +83,7 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
 def _group_table(report: SweepReport) -> Table:
     """With as much beside the metrics as the terminal has room for."""
     console = stream()
-    options = console.options.update(max_width=sys.maxsize)
+    options = console.options.update(max_width=10_000)
     grid = table()
     for facts in (("n", "time", "trials"), ("n", "time"), ("n",)):
         grid = _groups_with(report, facts)
@@ -184,18 +182,6 @@ def _unit(value: float) -> tuple[float, str]:
     return next((u for u in units if abs(value) >= max(u[0], 1e5)), (1.0, ""))
 
 
-def duration(seconds: float) -> str:
-    """`0.31 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def _summary(report: SweepReport) -> str:
     total = sum(report.states.values())
     others = [f"{n} {state}" for state, n in sorted(report.states.items()) if state != "done"]
@@ -228,29 +214,18 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
     It draws only when it is told something: a second thread beside the one that starts the trials
     would make starting them unsafe.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), TextColumn("{task.description}"))
-    live = console.is_terminal
-    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not live)
-    with bar:
-        task = bar.add_task("starting", total=total)
-        ended = 0
+    ended = 0
+    with progress("", timed=False) as bar:
+        bar(0, total, "starting")
 
         def tell(event: Event) -> None:
             nonlocal ended
-            counts = event.counts
-            if event.text and live:
-                bar.console.print(f"[dim]note:[/] {escape(event.text)}", highlight=False)
-            elif event.text:
+            if event.text:
                 note(event.text)
-            words = _standing(event)
-            bar.update(task, completed=counts.total - counts.left, description=words)
-            bar.refresh()
-            now = counts.total - counts.left
-            if not live and now != ended:
-                sys.stderr.write(words + "\n")
+            words, now = _standing(event), event.counts.total - event.counts.left
+            bar(now, event.counts.total, words)
+            if not bar.live and now != ended:
+                bar.line(words)
             ended = now
 
         yield tell

@@ -10,12 +10,12 @@ from vitcli.commands.train.data import ShapesSource, TrainingData
 from vitcli.commands.train.datasets import ImagesSource
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.outcome import (
+    CONFIDENCE,
     MARGIN,
     Outcome,
     StepReport,
     chance_accuracy,
     judge,
-    lower_bound,
 )
 from vitcli.commands.train.parallel import World, local_device, world
 from vitcli.commands.train.result import ClassAccuracy, HistoryRow, TrainResult, TrainSummary
@@ -27,6 +27,7 @@ from vitcli.config.request import ModelRequest
 from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import Shapes
+from vitcli.measures import wilson
 from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
 
@@ -259,7 +260,9 @@ def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> Tra
         val_loss=validation.loss if validation else None,
         chance=chance,
         lower_bound=(
-            lower_bound(sum(validation.correct), sum(validation.counts)) if validation else None
+            wilson(sum(validation.correct), sum(validation.counts), CONFIDENCE)[0]
+            if validation
+            else None
         ),
         bar=chance + MARGIN * (1 - chance),
         steps=outcome.steps,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.commands.train.result import AuditRow
+from vitcli.measures import wilson
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
 
 Verdict = Literal["learned", "stalled near chance", "diverged"]
 
-Z = 3.09
-"""One-sided 99.9 % of the normal distribution."""
+CONFIDENCE = 0.998
+"""Two-sided; the lower end alone holds with 99.9 %."""
 MARGIN = 0.1
 """The part of the way from chance to a perfect score that counts as having learned."""
 
@@ -121,17 +121,9 @@ def chance_accuracy(class_counts: Sequence[int]) -> float:
     return max(class_counts) / sum(class_counts)
 
 
-def lower_bound(correct: int, total: int, z: float = Z) -> float:
-    """Lower end of Wilson's interval for a binomial proportion (Wilson 1927)."""
-    p, z2 = correct / total, z * z
-    center = p + z2 / (2 * total)
-    spread = z * math.sqrt(p * (1 - p) / total + z2 / (4 * total * total))
-    return max((center - spread) / (1 + z2 / total), 0.0)
-
-
 def judge(correct: int, class_counts: Sequence[int]) -> Verdict:
     """`learned` if the accuracy's lower bound is above chance by a tenth of the way to one."""
     chance = chance_accuracy(class_counts)
     bar = chance + MARGIN * (1 - chance)
-    above = lower_bound(correct, sum(class_counts)) > bar
+    above = wilson(correct, sum(class_counts), CONFIDENCE)[0] > bar
     return "learned" if above else "stalled near chance"

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
+from vitcli.files import as_new, atomic_write, sync
 
 Tensors = Mapping[str, Tensor]
 
@@ -85,8 +86,8 @@ class RunDirectory:
             VitcliError: the configs differ; the message shows where.
         """
         saved = load_config(type(config), start=read_saved_config(self.config_file))
-        there = flat(saved.model_dump(mode="python"))
-        asked = flat(config.model_dump(mode="python"))
+        there = dotted(saved.model_dump(mode="python"))
+        asked = dotted(config.model_dump(mode="python"))
         keys = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
         if keys:
             shown = "; ".join(
@@ -224,30 +225,3 @@ class RunDirectory:
 def plain_tensors(tensors: Tensors) -> dict[str, Tensor]:
     """On the CPU and contiguous, each with storage of its own, as safetensors wants them."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
-
-
-def as_new(path: Path) -> None:
-    """The permissions of any new file; safetensors leaves its files to their owner alone."""
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

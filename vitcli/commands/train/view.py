@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
-from vitcli.ui.console import plural, table
+from vitcli.ui.console import plural, progress, table
 from vitcli.ui.figures import count_along_x
 
 ROWS = 10
@@ -21,47 +20,20 @@ ROWS = 10
 
 @contextmanager
 def live() -> Iterator[Callable[[Any], None]]:
-    """A bar on a terminal; elsewhere a line now and then. Gives what to tell of each report."""
-    console = Console(stderr=True, highlight=False, emoji=False)
-    if not console.is_terminal:
-        yield _lines(console)
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    """A bar on a terminal, else a line per tenth of the run; yields what to call per report."""
+    tenths = -1
+    with progress("") as bar:
 
-    columns = (  # the bar takes what the figures leave, so that all of them stand in 80 columns
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, expand=True) as bar:
-        task = bar.add_task("", total=None)
+        def report_step(report: Any) -> None:
+            nonlocal tenths
+            tenth = 10 * report.step // report.steps
+            if "val_accuracy" in report.entry or (not bar.live and tenth > tenths):
+                tenths = max(tenth, tenths)
+                bar.line(said(report))
+            else:
+                bar(report.step, report.steps, figures(report))
 
-        def tell(report: Any) -> None:
-            if "val_accuracy" in report.entry:
-                bar.console.print(f"[dim]{said(report)}[/]")
-                return
-            bar.update(task, completed=report.step, total=report.steps, description=figures(report))
-
-        yield tell
-
-
-def _lines(console: Console) -> Callable[[Any], None]:
-    shown = [-1]
-
-    def tell(report: Any) -> None:
-        tenth = 10 * report.step // report.steps
-        if "val_accuracy" in report.entry or tenth > shown[0]:
-            shown[0] = max(tenth, shown[0])
-            console.print(said(report), soft_wrap=True)
-
-    return tell
+        yield report_step
 
 
 def figures(report: Any) -> str:
