@@ -18,7 +18,7 @@ from torch import Tensor
 from vitcli.build import build_encoder
 from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
-from vitcli.config.load import Setting, for_input_size, load_config, nearest, preset_names
+from vitcli.config.load import Setting, load_config, nearest, preset_names
 from vitcli.config.request import (
     NAME_A_PRESET,
     ModelRequest,
@@ -157,7 +157,7 @@ class Model:
         """How pixels are prepared. Raises VitcliError where nothing tells it."""
         if self.known_preprocessing is None:
             raise VitcliError(
-                f"{self.weights}: nothing there tells how images are prepared",
+                f"{self.weights}: no preprocessing config found in it",
                 f"preprocessor_config.json beside the weights, {NAME_A_PRESET}, or "
                 "--set preprocess.KEY=VALUE",
             )
@@ -453,12 +453,10 @@ def load_model(request: ModelRequest) -> Model:
             preset=_preset(request),
             overrides=request.settings,
             dtype=dtype,
+            image_size=size,
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
-        config = for_input_size(config, size) if size else config
         preprocess = config.preprocess if report.preprocess_by else None
-    if report:
-        report = _finished(report, config, preprocess)
     check_table_rule(request.settings, config.encoder)
     weights = request.weights or f"fresh (seed {request.seed})"
     if request.adapter:
@@ -501,7 +499,12 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
         VitcliError: as `load_model`.
     """
     assert request.weights is not None
-    plan = plan_weights(request.weights, preset=_preset(request), overrides=request.settings)
+    plan = plan_weights(
+        request.weights,
+        preset=_preset(request),
+        overrides=request.settings,
+        image_size=request.image_size,
+    )
     return plan, plan.report(torch_dtype(request))
 
 
@@ -509,19 +512,3 @@ def _preset(request: ModelRequest) -> ModelConfig | None:
     """What the user names for help with weights that do not tell everything."""
     named = request.preset or request.config_file
     return load_config(ModelConfig, request.preset, request.config_file) if named else None
-
-
-def _finished(
-    report: LoadReport, config: ModelConfig, preprocess: PreprocessConfig | None
-) -> LoadReport:
-    """The report with the preprocessing, and what happens to the position table at its size."""
-    encoder = config.encoder
-    resized: tuple[str, ...] = ()
-    size = preprocess.output_size if preprocess else None
-    if size and encoder.position in ("learned", "sincos2d"):
-        before, after = encoder.grid, encoder.grid_at(size)
-        if before != after:
-            grids = f"{before[0]}x{before[1]} to {after[0]}x{after[1]}"
-            resized = (f"position table {grids} by {encoder.position_table.resize}",)
-    plain = preprocess.model_dump(mode="json") if preprocess else None
-    return replace(report, preprocess=plain, tensors_resized=resized)

@@ -141,6 +141,8 @@ class LoadReport:
     preprocess_by: str | None
     preprocess: Mapping[str, Any] | None = None
     tensors_resized: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What else a reader should know, one sentence each: for example tensors beside the tower."""
 
     def line(self) -> str:
         """One line for people."""

@@ -39,6 +39,18 @@ def reconfigured(folder: Path, **changes: object) -> Path:
     return folder
 
 
+SQUASH = (
+    "preprocess.resize=squash",
+    "preprocess.resize_size=32",
+    "preprocess.filter=bicubic",
+    "preprocess.resize_dtype=uint8",
+    "preprocess.crop_size=null",
+    "preprocess.mean=[0.1,0.2,0.3]",
+    "preprocess.std=[0.5,0.5,0.5]",
+)
+"""Every setting that decides the pixels, as `--set` takes them."""
+
+
 def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
     first, second = a.state_dict(), b.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)

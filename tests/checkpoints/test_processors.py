@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import transformers
 
-from vitcli.checkpoints.processors import from_open_clip, from_timm, from_transformers
+from vitcli.checkpoints.families.hf_processors import from_transformers
+from vitcli.checkpoints.families.open_clip import from_open_clip
+from vitcli.checkpoints.families.timm import from_timm
 from vitcli.errors import VitcliError
 
 VIT = {"image_processor_type": "ViTImageProcessor"}
@@ -22,45 +24,32 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
     """An empty file and the class's own file say the same; so do null keys and older names."""
     reference = getattr(transformers, f"{name}ImageProcessor")()
     written = from_transformers(
-        reference.to_dict() | {"image_processor_type": None}, model_type=MODEL_OF[name]
-    )
-    silent = from_transformers({"image_processor_type": f"{name}ImageProcessor"})
+        reference.to_dict() | {"image_processor_type": None}, kind=f"{name}ImageProcessor"
+    ).config
+    silent = from_transformers({"image_processor_type": f"{name}ImageProcessor"}).config
     assert silent == written
     for kind in (
         f"{name}ImageProcessorFast",
         f"{name}ImageProcessorPil",
         f"{name}FeatureExtractor",
     ):
-        assert from_transformers({"feature_extractor_type": kind}) == silent
+        assert from_transformers({"feature_extractor_type": kind}).config == silent
     nulls = dict.fromkeys(("size", "resample", "do_resize", "image_mean", "crop_size"))
-    assert from_transformers({"image_processor_type": f"{name}ImageProcessor", **nulls}) == silent
+    with_nulls = {"image_processor_type": f"{name}ImageProcessor", **nulls}
+    assert from_transformers(with_nulls).config == silent
 
 
-MODEL_OF = {
-    "ViT": "vit",
-    "DeiT": "deit",
-    "CLIP": "clip",
-    "Bit": "dinov2",
-    "Siglip": "siglip",
-    "GotOcr2": "internvl",
-    "Qwen2VL": "qwen2_5_vl",
-    "DINOv3ViT": "dinov3_vit",
-}
-
-
-def test_an_old_file_without_a_class_is_read_by_the_model_type() -> None:
+def test_an_old_file_without_a_class_is_read_by_its_familys() -> None:
     old = {"do_normalize": True, "do_resize": True, "resample": 2, "size": 384}
-    config = from_transformers(old | {"image_mean": [0.5] * 3}, model_type="vit")
+    config = from_transformers(old | {"image_mean": [0.5] * 3}, kind="ViTImageProcessor").config
     assert (config.resize, config.resize_size) == ("squash", (384, 384))
     with pytest.raises(VitcliError, match="image_processor_type"):
         from_transformers(old)
-    with pytest.raises(VitcliError, match="bert"):
-        from_transformers(old, model_type="bert")
 
 
 def test_a_bare_size_means_a_square_or_the_shorter_side() -> None:
-    assert from_transformers(VIT | {"size": 200}).resize == "squash"
-    assert from_transformers(CLIP | {"size": 200}).resize == "shortest"
+    assert from_transformers(VIT | {"size": 200}).config.resize == "squash"
+    assert from_transformers(CLIP | {"size": 200}).config.resize == "shortest"
 
 
 def test_the_file_of_a_whole_processor() -> None:
@@ -84,7 +73,9 @@ def test_bookkeeping_and_empty_settings_are_harmless() -> None:
     ("settings", "key"),
     [
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type"),
-        ({"image_processor_type": "Siglip2ImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": "SamImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": "Idefics3ImageProcessor", "do_resize": False}, "do_resize"),
+        ({"image_processor_type": "Siglip2ImageProcessor", "patch_size": "x"}, "patch_size"),
         (VIT | {"do_rescale": False}, "do_rescale"),
         (VIT | {"rescale_factor": 1 / 127.5}, "rescale_factor"),
         (VIT | {"do_pad": True}, "do_pad"),
@@ -117,8 +108,9 @@ def test_what_transformers_settings_are_refused(settings: dict[str, Any], key: s
 
 def test_qwen_bounds_old_and_new() -> None:
     bounds = {"min_pixels": 3136, "max_pixels": 12845056}
-    old = from_transformers(QWEN | bounds)
-    new = from_transformers(QWEN | {"size": {"shortest_edge": 3136, "longest_edge": 12845056}})
+    old = from_transformers(QWEN | bounds).config
+    size = {"shortest_edge": 3136, "longest_edge": 12845056}
+    new = from_transformers(QWEN | {"size": size}).config
     assert old == new and (old.multiple, old.max_pixels) == (28, 12845056)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.hf import SMALL
-from tests.checkpoints.sources import BLOCK0, edited, reconfigured, vit_folder
+from tests.checkpoints.sources import BLOCK0, SQUASH, edited, reconfigured, vit_folder
 from vitcli.checkpoints.load import load_weights
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
@@ -166,6 +166,20 @@ def test_a_bare_file_of_two_families_is_no_guess(
     loaded = load_weights(str(tmp_path), overrides=chosen)
     assert loaded.report.family == family
     assert (loaded.config.encoder.position, loaded.config.encoder.pooling) == (position, pooling)
+
+
+def test_one_preprocessing_key_is_not_all_of_them(tmp_path: Path) -> None:
+    vit_folder(tmp_path)
+    told = refusal(tmp_path, overrides=[parse_setting("preprocess.resize_size=32")])
+    assert "still unknown: resize, filter, resize_dtype, crop_size, mean, std" in told
+    assert "--set preprocess.mean=VALUE" in told
+    given = [parse_setting(text) for text in SQUASH]
+    for index, setting in enumerate(given):
+        told = refusal(tmp_path, overrides=given[:index] + given[index + 1 :])
+        assert setting.path[1] in told.split("|")[0]
+    assert load_weights(str(tmp_path), overrides=given).report.preprocess_by is not None
+    cropped = [*given, parse_setting("preprocess.crop_size=30")]
+    assert "still unknown: crop_rounding" in refusal(tmp_path, overrides=cropped)
 
 
 def test_a_preset_of_another_shape_is_a_contradiction(tmp_path: Path) -> None:

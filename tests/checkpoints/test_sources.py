@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints.sources import same_weights, vit_folder
+from tests.checkpoints.sources import SQUASH, same_weights, vit_folder
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.checkpoints.save import save_snapshot
 from vitcli.config.load import parse_setting
@@ -103,7 +103,7 @@ def test_stored_dtypes_are_read_as_asked(folder: Path) -> None:
 
 
 def test_own_snapshots_are_bit_exact(folder: Path, tmp_path: Path) -> None:
-    overrides = [parse_setting("preprocess.mean=[0.1,0.2,0.3]")]
+    overrides = [parse_setting(text) for text in SQUASH]
     first = load_weights(str(folder), overrides=overrides)
     save_snapshot(tmp_path / "own", first.config, first.encoder)
     for source in (tmp_path / "own", tmp_path / "own" / "model.safetensors"):
@@ -112,6 +112,7 @@ def test_own_snapshots_are_bit_exact(folder: Path, tmp_path: Path) -> None:
         assert same_weights(first.encoder, again.encoder)
         assert again.report.family == "vitcli"
         assert again.report.preprocess_by == "config.yaml"
+        assert again.report.preprocess == first.report.preprocess
     assert sorted(f.name for f in tmp_path.iterdir()) == ["own", "vit"]
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitcli.checkpoints.preprocessing import Preprocessing
 from vitcli.checkpoints.tensors import LazyTensor
-from vitcli.config.schema import EncoderConfig, PreprocessConfig
+from vitcli.config.schema import EncoderConfig
 
 Value = Any
 """A config value: a number, a string, a bool, None or a tuple."""
@@ -48,6 +49,8 @@ class Tell:
     read: Callable[[LazyTensor], Value]
 
 
+Configs = Mapping[str, Mapping[str, Any]]
+"""The JSON files beside the weights, by name."""
 Renames = Mapping[str, str | From]
 """State-dict names of ours to foreign ones, both templates."""
 
@@ -57,7 +60,7 @@ class To:
     """Where a foreign setting goes.
 
     `key` is a dotted key of EncoderConfig; None means that the setting is only checked, and a key
-    that begins with `_` is there for the functions in Family.fixed. `read`
+    that begins with `_` is there for the functions in Family.decides. `read`
     turns the foreign value into ours: a table of the values known, or a function that raises
     ValueError for what it does not know. `default` is what the library takes where a nested
     config leaves the key out (a nested config holds only differences from the defaults).
@@ -121,7 +124,7 @@ class Family:
         drops: regular expressions of names that are known and not needed.
         settings: foreign config keys.
         ignored: foreign config keys that do not change what the encoder computes.
-        fixed: our settings that the family alone decides; a function gets those found so far and
+        decides: our settings that the family decides; a function gets those found so far and
             raises KeyError where it lacks one.
         needs: our settings that neither tensors nor the family tell.
         variants: see Variant; every one that matches applies.
@@ -133,7 +136,8 @@ class Family:
         tells: our settings, or keys that begin with `_`, that single foreign tensors tell.
         flatten: lays a config that is nested in the library's own way flat, for `settings`; raises
             ValueError for what it does not know.
-        preprocess: the preprocessing, where the library has one for the whole family.
+        preprocess: how images are prepared, from the JSON files beside the weights and the
+            encoder's config; None where nothing says it.
     """
 
     name: str
@@ -149,7 +153,7 @@ class Family:
     drops: tuple[str, ...] = ()
     settings: Mapping[str, To] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    fixed: Mapping[str, Value | Callable[[Mapping[str, Value]], Value]] = field(
+    decides: Mapping[str, Value | Callable[[Mapping[str, Value]], Value]] = field(
         default_factory=dict
     )
     needs: tuple[str, ...] = ("heads", "norm_eps", "activation")
@@ -160,7 +164,7 @@ class Family:
     wrappers: tuple[str, ...] = ()
     tells: Mapping[str, Tell] = field(default_factory=dict)
     flatten: Callable[[Mapping[str, Any]], Mapping[str, Value]] | None = None
-    preprocess: Callable[[EncoderConfig], PreprocessConfig] | None = None
+    preprocess: Callable[[Configs, EncoderConfig], Preprocessing | None] | None = None
 
 
 def joined(*parts: Tensor) -> Tensor:

@@ -12,16 +12,21 @@ import torch
 from torch import Tensor
 
 from vitcli.build import build_meta
-from vitcli.checkpoints.check import check
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, From
-from vitcli.checkpoints.match import Match, Part, assign, detect
-from vitcli.checkpoints.preprocessing import preprocess_of
+from vitcli.checkpoints.match import Match, Part, assign, check, detect
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import settle
-from vitcli.config.load import Layers, Setting, preset_layers, read_saved_config, validate
+from vitcli.config.load import (
+    Layers,
+    Setting,
+    for_input_size,
+    preset_layers,
+    read_saved_config,
+    validate,
+)
 from vitcli.config.request import NAME_A_PRESET
-from vitcli.config.schema import ModelConfig
+from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
@@ -39,6 +44,7 @@ def load_weights(
     preset: ModelConfig | None = None,
     overrides: Sequence[Setting] = (),
     dtype: torch.dtype = torch.float32,
+    image_size: tuple[int, int] | None = None,
 ) -> LoadedWeights:
     """The encoder of `source`: a file, directory, sharded index or hub id.
 
@@ -46,12 +52,13 @@ def load_weights(
         preset: fills in what the source does not tell.
         overrides: settings that win over everything but the tensors themselves.
         dtype: of the parameters; tensors that are stored so are used where the file is mapped.
+        image_size: (height, width) in pixels that the preprocessing should give.
 
     Raises:
         VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
             setting unknown, contradictory or not supported.
     """
-    plan = plan_weights(source, preset=preset, overrides=overrides)
+    plan = plan_weights(source, preset=preset, overrides=overrides, image_size=image_size)
     encoder = plan.encoder
     encoder.load_state_dict(_values(plan, dtype), assign=True)
     return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
@@ -91,6 +98,7 @@ class Plan:
     parts: Mapping[str, Part]
     settled: tuple[Settled, ...]
     preprocess_by: str | None
+    notes: tuple[str, ...] = ()
 
     def report(self, dtype: torch.dtype) -> LoadReport:
         stored = {_dtype_name(self.checkpoint.tensors[name].dtype) for name in self.match.used}
@@ -105,7 +113,24 @@ class Plan:
             dtype=_dtype_name(dtype),
             settled=self.settled,
             preprocess_by=self.preprocess_by,
+            preprocess=self.config.preprocess.model_dump(mode="json")
+            if self.preprocess_by
+            else None,
+            tensors_resized=self._resized(),
+            notes=self.notes,
         )
+
+    def _resized(self) -> tuple[str, ...]:
+        """What happens to the position table at the size that the preprocessing gives."""
+        encoder = self.config.encoder
+        size = self.config.preprocess.output_size if self.preprocess_by else None
+        if not size or not encoder.has_position_table:
+            return ()
+        before, after = encoder.grid, encoder.grid_at(size)
+        if before == after:
+            return ()
+        grids = f"{before[0]}x{before[1]} to {after[0]}x{after[1]}"
+        return (f"position table {grids} by {encoder.position_table.resize}",)
 
 
 def plan_weights(
@@ -113,6 +138,7 @@ def plan_weights(
     *,
     preset: ModelConfig | None = None,
     overrides: Sequence[Setting] = (),
+    image_size: tuple[int, int] | None = None,
 ) -> Plan:
     """The config of `source` and where each tensor goes; no tensor's values are read.
 
@@ -122,7 +148,7 @@ def plan_weights(
     checkpoint = read_source(source)
     tensors = checkpoint.tensors
     if "front_end.projection.weight" in tensors:
-        return _own(checkpoint, preset, overrides)
+        return _own(checkpoint, preset, overrides, image_size)
     known = {**(preset.encoder.model_dump() if preset else {}), **_encoder_settings(overrides)}
     family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint), known, source)
     match = assign(tensors, family, prefix, spelled)
@@ -134,8 +160,10 @@ def plan_weights(
         parts = {_per_head(name): part for name, part in parts.items()}
     encoder = build_meta(config.encoder)
     parts = _whole(encoder, parts, match, checkpoint, overrides)
-    config, preprocess_by = _with_preprocess(config, checkpoint, family, preset, overrides)
-    return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by)
+    config, preprocess_by, notes = _with_preprocess(config, checkpoint, family, preset, overrides)
+    if image_size:
+        config = for_input_size(config, image_size)
+    return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by, notes)
 
 
 def _whole(
@@ -158,21 +186,29 @@ def _with_preprocess(
     family: Family,
     preset: ModelConfig | None,
     overrides: Sequence[Setting],
-) -> tuple[ModelConfig, str | None]:
-    """The config with the preprocessing of the source, else of the preset, then the user's."""
+) -> tuple[ModelConfig, str | None, tuple[str, ...]]:
+    """The config with the preprocessing of the source, else of the preset, then the user's.
+
+    Also who said it, None where nobody did, and the source's notes on it.
+
+    Raises:
+        VitcliError: a file that cannot be followed, or settings of the user that leave others open.
+    """
     chosen = [s for s in overrides if s.path[0] == "preprocess"]
     by = f"preset {preset.name}" if preset else None
+    notes: tuple[str, ...] = ()
+    refused: VitcliError | None = None
     layers = Layers()
     layers.add(Document(by or "config", config.model_dump(mode="python")))
     try:
-        told = preprocess_of(checkpoint.configs, family, config.encoder)
-    except VitcliError:
+        told = family.preprocess(checkpoint.configs, config.encoder) if family.preprocess else None
+    except VitcliError as error:
         if not chosen and not preset:
             raise
-        told = None  # the user says it in place of a file that cannot be followed
+        told, refused = None, error  # the user says it in place of a file that cannot be followed
     if told:
-        by = told[1]
-        layers.set(Setting(("preprocess",), told[0].model_dump(mode="python"), by))
+        by, notes = told.by, told.notes
+        layers.set(Setting(("preprocess",), told.config.model_dump(mode="python"), by))
     for setting in chosen:
         layers.set(setting)
     name = Path(checkpoint.source).name or checkpoint.source
@@ -180,8 +216,29 @@ def _with_preprocess(
     for setting in overrides:
         if setting.path == ("name",):
             layers.set(setting)
+    whole = validate(ModelConfig, layers)
+    if chosen and by is None:
+        _require_all(whole.preprocess, chosen, checkpoint.source, refused)
     by = ", ".join([*([by] if by else []), *(s.source for s in chosen)]) or None
-    return validate(ModelConfig, layers), by
+    return whole, by, notes
+
+
+def _require_all(
+    config: PreprocessConfig,
+    chosen: Sequence[Setting],
+    source: str,
+    refused: VitcliError | None,
+) -> None:
+    """Every setting that decides pixels was given, where nothing but the user gives any."""
+    given = {s.path[1] for s in chosen if len(s.path) > 1}
+    given |= {key for s in chosen if len(s.path) == 1 for key in s.value}
+    if open_keys := [key for key in pixel_keys(config) if key not in given]:
+        why = f" ({refused.message})" if refused else ""
+        keys = " ".join(f"--set preprocess.{key}=VALUE" for key in open_keys)
+        raise VitcliError(
+            f"{source}: preprocessing settings still unknown: {', '.join(open_keys)}{why}",
+            f"{NAME_A_PRESET}, or {keys}",
+        )
 
 
 def _model_type(checkpoint: Checkpoint) -> str | None:
@@ -218,7 +275,12 @@ def _without_removed_modules(
     return kept
 
 
-def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence[Setting]) -> Plan:
+def _own(
+    checkpoint: Checkpoint,
+    preset: ModelConfig | None,
+    overrides: Sequence[Setting],
+    image_size: tuple[int, int] | None,
+) -> Plan:
     """A snapshot of vitcli's own: the names and the config are ours already.
 
     The config of a training run says more than the model; that is not needed here.
@@ -243,6 +305,8 @@ def _own(checkpoint: Checkpoint, preset: ModelConfig | None, overrides: Sequence
     for setting in overrides:
         layers.set(setting)
     config = validate(ModelConfig, layers)
+    if image_size:
+        config = for_input_size(config, image_size)
     tensors = checkpoint.tensors
     parts = {name: Part(From((name,), _same), [name], [tensor]) for name, tensor in tensors.items()}
     match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))

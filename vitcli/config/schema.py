@@ -42,7 +42,7 @@ TableResize = Literal[
 ]
 RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
-ResizeKind = Literal["none", "shortest", "squash", "smart"]
+ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile"]
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
@@ -280,7 +280,10 @@ class PreprocessConfig(Section):
     resize: ResizeKind = "squash"
     """shortest: the shorter side to `resize_size`, aspect kept (two different numbers: the smallest
     image of this aspect that covers both); squash: both sides, aspect lost; smart: both sides to
-    multiples of `multiple` between `min_pixels` and `max_pixels` (Qwen2-VL)."""
+    multiples of `multiple` between `min_pixels` and `max_pixels` (Qwen2-VL); patches: the aspect
+    kept, at most `max_patches` squares of `multiple` px (SigLIP 2 NaFlex); tile: the longer side to
+    `longest_edge`, with `split` then up to multiples of the tile, then squashed to `resize_size`,
+    the tile (Idefics 3)."""
     resize_size: Size | None = (224, 224)
     filter: FilterKind = "bilinear"
     resize_dtype: Literal["uint8", "float32"] = "uint8"
@@ -292,25 +295,43 @@ class PreprocessConfig(Section):
     multiple: PositiveInt = 28
     min_pixels: PositiveInt = 56 * 56
     max_pixels: PositiveInt = 14 * 14 * 4 * 1280
+    max_patches: PositiveInt = 256
+    longest_edge: int = Field(default=1456, ge=1, le=4096)
+    split: bool = True
     mean: Triple = (0.5, 0.5, 0.5)
     std: Triple = (0.5, 0.5, 0.5)
 
     @property
     def output_size(self) -> tuple[int, int] | None:
         """(height, width) of what the encoder reads; None where it follows the image."""
-        return self.crop_size or (self.resize_size if self.resize == "squash" else None)
+        return self.crop_size or (self.resize_size if self.resize in ("squash", "tile") else None)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.resize in ("shortest", "squash") and self.resize_size is None:
+        if self.resize in ("shortest", "squash", "tile") and self.resize_size is None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
-        if self.resize in ("none", "smart") and self.resize_size is not None:
+        if self.resize in ("none", "smart", "patches") and self.resize_size is not None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
         if any(s <= 0 for s in self.std):
             raise ValueError("std: each must be above zero")
         if self.min_pixels > self.max_pixels:
             raise ValueError("min_pixels, max_pixels: larger than max_pixels")
         return self
+
+
+def pixel_keys(config: PreprocessConfig) -> list[str]:
+    """The keys that decide the pixels under this config's resize rule."""
+    keys = {
+        "none": [],
+        "shortest": ["resize_size"],
+        "squash": ["resize_size"],
+        "smart": ["multiple", "min_pixels", "max_pixels"],
+        "patches": ["multiple", "max_patches"],
+        "tile": ["resize_size", "longest_edge", "split"],
+    }[config.resize]
+    how = [] if config.resize == "none" else ["filter", "resize_dtype"]
+    rounding = ["crop_rounding"] if config.crop_size else []
+    return ["resize", *keys, *how, "crop_size", *rounding, "mean", "std"]
 
 
 class ModelConfig(Section):

@@ -40,6 +40,8 @@ class Plan:
     """Size of the center crop, or None where there is none."""
     offset: tuple[int, int]
     """Where the crop begins in the resized image; negative where black is padded before it."""
+    before: tuple[tuple[int, int], ...] = ()
+    """Sizes that the image is resized to first, one after another."""
 
     @property
     def output(self) -> tuple[int, int]:
@@ -59,13 +61,14 @@ def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> 
     """
     resized = _resized_size(config, height, width, label or f"{width}x{height} px")
     crop = config.crop_size
+    before = _tile_steps(config, height, width) if config.resize == "tile" else ()
     if crop is None:
-        return Plan((height, width), resized, None, (0, 0))
+        return Plan((height, width), resized, None, (0, 0), before)
     top, left = (
         _offset(side - target, config.crop_rounding)
         for side, target in zip(resized, crop, strict=True)
     )
-    return Plan((height, width), resized, crop, (top, left))
+    return Plan((height, width), resized, crop, (top, left), before)
 
 
 def preprocess(
@@ -137,7 +140,9 @@ def _transform(image: Image.Image, steps: Plan, resampling: Image.Resampling) ->
     (height, width), (top, left), (h, w) = steps.resized, steps.offset, steps.output
     if height * width > _MAX_RESIZED_PIXELS:
         return _transform_part(image, steps, resampling)
-    if steps.resized != steps.source:
+    for step in steps.before:
+        image = image.resize(step[::-1], resampling)
+    if steps.resized != (image.height, image.width):
         image = image.resize((width, height), resampling)
     if steps.crop is None:
         return image
@@ -161,9 +166,11 @@ def _resized_size(config: PreprocessConfig, height: int, width: int, label: str)
         return height, width
     if config.resize == "smart":
         return _smart_size(config, height, width, label)
+    if config.resize == "patches":
+        return _patch_budget(config, height, width)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
-    if config.resize == "squash":
+    if config.resize in ("squash", "tile"):
         return target_h, target_w
     if target_h == target_w:  # torchvision and transformers truncate the longer side
         if height <= width:
@@ -191,6 +198,52 @@ def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -
     return h, w
 
 
+def _patch_budget(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """SigLIP 2 NaFlex: the largest scale, by bisection, whose sides, rounded up to whole patches,
+    give at most `max_patches` of them."""
+    unit, low, high = config.multiple, 1e-6, 100.0
+
+    def sides(scale: float) -> tuple[int, int]:
+        h, w = (max(unit, math.ceil(side * scale / unit) * unit) for side in (height, width))
+        return h, w
+
+    while high - low >= 1e-5:
+        middle = (low + high) / 2
+        h, w = sides(middle)
+        if (h / unit) * (w / unit) <= config.max_patches:
+            low = middle
+        else:
+            high = middle
+    return sides(low)
+
+
+def _tile_steps(config: PreprocessConfig, height: int, width: int) -> tuple[tuple[int, int], ...]:
+    """Idefics 3: the sizes before the last, which is the tile's."""
+    assert config.resize_size is not None  # the schema holds it
+    height, width = _longest(height, width, config.longest_edge)
+    steps = [(height, width)]
+    if config.split:
+        tile, ratio = config.resize_size[0], width / height
+        if width >= height:
+            width = math.ceil(width / tile) * tile
+            height = math.ceil(int(width / ratio) / tile) * tile
+        else:
+            height = math.ceil(height / tile) * tile
+            width = math.ceil(int(height * ratio) / tile) * tile
+        steps.append((height, width))
+    return tuple(steps)
+
+
+def _longest(height: int, width: int, edge: int) -> tuple[int, int]:
+    """The longer side to `edge`; the other truncated, made even and at least 1."""
+    ratio = width / height
+    if width >= height:
+        other = int(edge / ratio)
+        return max(other + other % 2, 1), edge
+    other = int(edge * ratio)
+    return edge, max(other + other % 2, 1)
+
+
 def _offset(margin: int, rounding: str) -> int:
     if rounding == "floor":
         return margin // 2  # transformers, also for negative margins
@@ -205,6 +258,11 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         "squash": f"squashed to {_wxh(steps.resized)}",
         "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
         "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
+        "patches": f"to {config.max_patches} patches of {config.multiple} px: "
+        f"{_wxh(steps.resized)}",
+        "tile": " then ".join(
+            f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)
+        ),
     }[config.resize]
     if config.resize != "none":
         resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"

@@ -19,7 +19,9 @@ from timm.data import create_transform, resolve_data_config
 from torch.nn.functional import interpolate
 from torchvision.models import ViT_B_16_Weights, ViT_H_14_Weights, ViT_L_16_Weights
 
-from vitcli.checkpoints.processors import from_open_clip, from_timm, from_transformers
+from vitcli.checkpoints.families.hf_processors import from_transformers
+from vitcli.checkpoints.families.open_clip import from_open_clip
+from vitcli.checkpoints.families.timm import from_timm
 from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images.preprocess import preprocess
@@ -82,7 +84,7 @@ PUBLISHED = {
 def test_transformers_pillow_processors(name: str, size: tuple[int, int]) -> None:
     kind, settings = PUBLISHED[name]
     processor = getattr(transformers, kind)(**settings)
-    config = from_transformers(json.loads(processor.to_json_string()))
+    config = from_transformers(json.loads(processor.to_json_string())).config
     image = photograph(*size)
     theirs = processor(image, return_tensors="np")["pixel_values"][0]
     same(preprocess(image, config), theirs)
@@ -96,7 +98,7 @@ def test_dinov3_resizes_in_float(size: tuple[int, int], side: int) -> None:
     """Within 1e-6 of the processor's formula in float64; it computes its weights in float32,
     which costs itself 6e-6 on smooth images and up to 1e-4 at hard edges."""
     processor = transformers.DINOv3ViTImageProcessor(size={"height": side, "width": side})
-    config = from_transformers(json.loads(processor.to_json_string()))
+    config = from_transformers(json.loads(processor.to_json_string())).config
     image = photograph(*size)
     unit = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].double() / 255
     exact = interpolate(unit, (side, side), mode="bilinear", antialias=True)[0].numpy()
@@ -112,7 +114,7 @@ def test_dinov3_resizes_in_float(size: tuple[int, int], side: int) -> None:
 @pytest.mark.parametrize("size", [(97, 131), (301, 257), (60, 60)])
 def test_dinov3_on_smooth_images(size: tuple[int, int]) -> None:
     processor = transformers.DINOv3ViTImageProcessor()
-    config = from_transformers(json.loads(processor.to_json_string()))
+    config = from_transformers(json.loads(processor.to_json_string())).config
     image = photograph(*size).filter(ImageFilter.GaussianBlur(3))
     same(preprocess(image, config), processor(image, return_tensors="np")["pixel_values"][0], 6e-6)
 
@@ -125,7 +127,7 @@ def test_qwen2_vl_smart_resize(size: tuple[int, int], older: bool) -> None:
     settings = json.loads(processor.to_json_string())
     if older:
         settings = {**settings, "size": None, **bounds}
-    config = from_transformers(settings)
+    config = from_transformers(settings).config
     image = photograph(*size)
     features = processor(image, return_tensors="np")
     _, rows, columns = features["image_grid_thw"][0]
@@ -232,7 +234,8 @@ def test_open_clip_eval_transforms(name: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("margin", [3, 7, 11])
 def test_libraries_crop_one_pixel_apart_at_these_margins(margin: int) -> None:
     image = photograph(224 + margin, 224)
-    clip = preprocess(image, from_transformers({"image_processor_type": "CLIPImageProcessor"}))
+    floors = from_transformers({"image_processor_type": "CLIPImageProcessor"}).config
+    clip = preprocess(image, floors)
     open_ = preprocess(image, from_open_clip({}))
     assert not np.array_equal(clip, open_)
     assert np.array_equal(clip[:, :, 1:], open_[:, :, :-1])
@@ -254,7 +257,7 @@ def test_each_setting_matters(name: str) -> None:
     """A wrong setting is told apart by the tolerances above."""
     kind, settings = PUBLISHED["dinov2"]
     processor = getattr(transformers, kind)(**settings)
-    config = from_transformers(json.loads(processor.to_json_string()))
+    config = from_transformers(json.loads(processor.to_json_string())).config
     image = photograph(331, 322)  # becomes 263x256; 263 - 224 = 39: round and floor differ
     theirs = processor(image, return_tensors="np")["pixel_values"][0]
     assert np.abs(preprocess(image, config) - theirs).max() <= 1e-6

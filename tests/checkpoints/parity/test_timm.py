@@ -14,9 +14,9 @@ from timm.models import deit, eva, save_for_hf, vision_transformer
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.timm_models import CASES, outputs
+from vitcli.checkpoints.families.timm import from_timm
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
 from vitcli.checkpoints.load import load_weights
-from vitcli.checkpoints.processors import from_timm
 from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     IGNORED,
     LIBRARY,
@@ -50,6 +51,7 @@ CLIP = Family(
     library=LIBRARY,
     verified=TINY,
     model_types=("clip", "clip_vision_model"),
+    preprocess=processor("CLIPImageProcessor"),
     signature=("pre_layrnorm.weight", BLOCK + "self_attn.q_proj.weight"),  # spelled so
     prefixes=("", "vision_model."),
     renames={
@@ -73,7 +75,7 @@ CLIP = Family(
     },
     ignored=(*IGNORED, "projection_dim"),
     # The pooled vector is LN(CLS); the tokens themselves get no final norm.
-    fixed={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
+    decides={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
     variants=(
         Variant(when=("visual_projection",), settings={"head": "projection"}),
         Variant(when=("logit_scale",), settings={"head": "projection"}),  # a whole CLIP has one
@@ -104,6 +106,7 @@ SIGLIP = Family(
     library=LIBRARY,
     verified=TINY + "; also SigLIP 2 of fixed resolution",
     model_types=("siglip", "siglip_vision_model"),
+    preprocess=processor("SiglipImageProcessor"),
     signature=("post_layernorm.weight", BLOCK + "self_attn.q_proj.weight"),
     absent=("embeddings.class_embedding", "pre_layrnorm.weight"),
     prefixes=("vision_model.", ""),
@@ -123,7 +126,7 @@ SIGLIP = Family(
         "layer_norm_eps": To("norm_eps", float, default=1e-6),
     },
     ignored=(*IGNORED, "vision_use_head", "num_image_tokens", "projection_dim"),
-    fixed=TABLE_IN_MODEL_DTYPE,
+    decides=TABLE_IN_MODEL_DTYPE,
     variants=(
         Variant(unless=("head.probe", "classifier"), settings={"pooling": "none"}),
         # SiglipForImageClassification reads the mean of all tokens and leaves the head unused.
@@ -141,6 +144,7 @@ SIGLIP2 = Family(
     library=LIBRARY,
     verified=TINY + "; images of one size, without padding",
     model_types=("siglip2", "siglip2_vision_model"),
+    preprocess=processor("Siglip2ImageProcessor"),
     signature=SIGLIP.signature,
     absent=SIGLIP.absent,
     prefixes=SIGLIP.prefixes,
@@ -155,7 +159,7 @@ SIGLIP2 = Family(
         "num_patches": To(None),  # the table's length tells it
     },
     ignored=SIGLIP.ignored,
-    fixed={
+    decides={
         "position_table.resize": "bilinear_antialias",
         "position_table.resize_dtype": "float32",
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     BACKBONE,
     IGNORED,
@@ -81,6 +82,7 @@ DINOV2 = Family(
     library=LIBRARY,
     verified=TINY + "; a trained DINOv2-S/14",
     model_types=("dinov2",),
+    preprocess=processor("BitImageProcessor"),
     signature=(BLOCK + "layer_scale1.lambda1", BLOCK + "attention.attention.query.weight"),
     absent=("embeddings.register_tokens",),
     prefixes=("", "dinov2."),
@@ -89,7 +91,7 @@ DINOV2 = Family(
     drops=(r"embeddings\.mask_token",),
     settings=DINOV2_SETTINGS,
     ignored=DINOV2_IGNORED,
-    fixed={
+    decides={
         "pooling": "cls",
         "position_table.resize": "bicubic",
         "position_table.resize_dtype": "float32",
@@ -101,6 +103,7 @@ DINOV2_REGISTERS = Family(
     library=LIBRARY,
     verified=TINY,
     model_types=("dinov2_with_registers",),
+    preprocess=processor("BitImageProcessor"),
     signature=(*DINOV2.signature, "embeddings.register_tokens"),
     prefixes=("", "dinov2_with_registers."),
     aliases=ALIASES,
@@ -113,7 +116,7 @@ DINOV2_REGISTERS = Family(
         "interpolate_offset": only(0.0),
     },
     ignored=DINOV2_IGNORED,
-    fixed={**DINOV2.fixed, "position_table.resize": "bicubic_antialias"},
+    decides={**DINOV2.decides, "position_table.resize": "bicubic_antialias"},
     variants=(*GATED, CLASSIFIER),
 )
 
@@ -131,6 +134,7 @@ DINOV3 = Family(
     library=LIBRARY,
     verified=TINY,
     model_types=("dinov3_vit",),
+    preprocess=processor("DINOv3ViTImageProcessor"),
     signature=(LAYER + "layer_scale1.lambda1", LAYER + "attention.q_proj.weight"),
     absent=("embeddings.position_embeddings",),
     aliases=((r"^model\.layer\.", "layer."),),
@@ -171,7 +175,7 @@ DINOV3 = Family(
         "pos_embed_rescale",
         "pos_embed_shift",
     ),
-    fixed={
+    decides={
         "pooling": "cls",
         "position": "rope2d",
         "rope.coordinates": "centered",

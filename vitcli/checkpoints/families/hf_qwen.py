@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     ACTIVATIONS,
     IGNORED,
@@ -93,6 +94,7 @@ QWEN2 = Family(
     library=LIBRARY,
     verified=TINY + "; tokens compared in raster order",
     model_types=("qwen2_vl", "qwen2_vl_vision"),
+    preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.ln_q.bias", BLOCK + "attn.qkv.weight"),
     absent=(BLOCK + "mlp.gate_proj.weight",),
     prefixes=PREFIXES,
@@ -105,7 +107,7 @@ QWEN2 = Family(
         "hidden_act": To("activation", ACTIVATIONS, default="quick_gelu"),
     },
     ignored=(*IGNORED_HERE, "mlp_ratio"),
-    fixed=FIXED,
+    decides=FIXED,
     needs=("heads", "activation"),
 )
 QWEN2_5 = Family(
@@ -113,6 +115,7 @@ QWEN2_5 = Family(
     library=LIBRARY,
     verified=TINY + "; tokens compared in raster order",
     model_types=("qwen2_5_vl", "qwen2_5_vl_vision"),
+    preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.ln_q.weight", BLOCK + "mlp.gate_proj.weight"),
     absent=("merger.ln_q.bias",),
     prefixes=PREFIXES,
@@ -131,7 +134,7 @@ QWEN2_5 = Family(
         "fullatt_block_indexes": To("_full_blocks", tuple, default=(7, 15, 23, 31)),
     },
     ignored=IGNORED_HERE,
-    fixed={
+    decides={
         **FIXED,
         "attention.mask": "window",
         "attention.window": _window,

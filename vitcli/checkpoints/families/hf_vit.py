@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     IGNORED,
     LIBRARY,
@@ -60,6 +61,7 @@ VIT = Family(
     library=LIBRARY,
     verified=TINY,
     model_types=("vit",),
+    preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "decoder.mask_token"),
     told_by=("position", "learned"),
@@ -70,7 +72,7 @@ VIT = Family(
     drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
     settings=VIT_SETTINGS,
     ignored=TASK_IGNORED,
-    fixed={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    decides={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
     variants=(CLASSIFIER, POOLER),
 )
 DEIT = Family(
@@ -78,6 +80,7 @@ DEIT = Family(
     library=LIBRARY,
     verified=TINY,
     model_types=("deit",),
+    preprocess=processor("DeiTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token", "embeddings.distillation_token"),
     prefixes=("", "deit."),
     aliases=ALIASES,
@@ -89,7 +92,7 @@ DEIT = Family(
     drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
     settings=VIT_SETTINGS,
     ignored=TASK_IGNORED,
-    fixed={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    decides={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
     variants=(
         CLASSIFIER,
         POOLER,
@@ -105,6 +108,7 @@ MAE = Family(
     library=LIBRARY,
     verified=TINY + "; without masking and shuffling",
     model_types=("vit_mae",),
+    preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "pooler.dense", "classifier"),
     told_by=("position", "sincos2d"),
@@ -122,13 +126,14 @@ MAE = Family(
         "mask_ratio",
         "norm_pix_loss",
     ),
-    fixed={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
+    decides={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
 )
 IJEPA = Family(
     name="hf-ijepa",
     library=LIBRARY,
     verified=TINY,
     model_types=("ijepa",),
+    preprocess=processor("ViTImageProcessor"),
     signature=SIGNATURE,
     absent=("embeddings.cls_token",),
     prefixes=("", "ijepa."),
@@ -137,7 +142,7 @@ IJEPA = Family(
     drops=(MASK_TOKEN,),
     settings=VIT_SETTINGS,
     ignored=TASK_IGNORED,
-    fixed={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
+    decides={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
     variants=(
         Variant(
             when=("classifier",),

@@ -6,14 +6,81 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitcli.checkpoints.families import timm, timm_eva, timm_vit
+from vitcli.checkpoints.families import timm
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import side, size
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
-from vitcli.checkpoints.family import Family, Renames, To, Variant, only, rows, transposed
-from vitcli.checkpoints.processors.values import CLIP
+from vitcli.checkpoints.family import Configs, Family, Renames, To, Variant, only, rows, transposed
+from vitcli.checkpoints.preprocessing import (
+    CLIP,
+    Preprocessing,
+    Settings,
+    pair,
+    refuse,
+    section,
+    triple,
+    validated,
+)
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 
+
+def from_open_clip(
+    settings: Settings, *, source: str = "open_clip_config.json"
+) -> PreprocessConfig:
+    """The preprocessing of an OpenCLIP `open_clip_config.json`, as its eval transform does it.
+
+    The size is the vision tower's `image_size` where the file describes one, as in open_clip.
+    """
+    given = section(settings, "preprocess_cfg", source)
+    model = section(settings, "model_cfg", source)
+    defaults: dict[str, Any] = {
+        "size": 224,
+        "mode": "RGB",
+        "interpolation": "bicubic",
+        "resize_mode": "shortest",
+    }
+    defaults |= {"fill_color": 0, **CLIP}
+    merged = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+    for key, value in merged.items():
+        if key not in defaults:
+            refuse(source, f"preprocess_cfg.{key}", value, "not handled")
+    if merged["mode"] != "RGB":
+        refuse(source, "preprocess_cfg.mode", merged["mode"], "only RGB is handled")
+    vision = model.get("vision_cfg")
+    if isinstance(vision, Mapping):
+        size = pair(vision.get("image_size", 224), "model_cfg.vision_cfg.image_size", source)
+    else:
+        size = pair(merged["size"], "preprocess_cfg.size", source)
+    rule, name = merged["resize_mode"], merged["interpolation"]
+    if rule not in ("shortest", "squash"):
+        refuse(source, "preprocess_cfg.resize_mode", rule, "shortest and squash are handled")
+    if name not in ("bicubic", "bilinear", "random"):  # random is for training; then bicubic
+        refuse(source, "preprocess_cfg.interpolation", name, "bicubic or bilinear expected")
+    # For a size that is not square open_clip's shortest is bicubic whatever it was told.
+    bilinear = name == "bilinear" and (rule == "squash" or size[0] == size[1])
+    config = {
+        "resize": rule,
+        "resize_size": size,
+        "filter": "bilinear" if bilinear else "bicubic",
+        "crop_size": size if rule == "shortest" else None,
+        "crop_rounding": "round",
+        "mean": triple(merged["mean"], "preprocess_cfg.mean", source),
+        "std": triple(merged["std"], "preprocess_cfg.std", source),
+    }
+    return validated(config, source)
+
+
 CONFIG = "open_clip_config.json"
+_PROCESSOR = processor(None)
+
+
+def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
+    """OpenCLIP's own config, else a processor of transformers."""
+    if CONFIG in configs:
+        return Preprocessing(from_open_clip(configs[CONFIG]), CONFIG)
+    return _PROCESSOR(configs, encoder)
+
+
 TEXT_HALF = (
     r"text\..*",
     r"transformer\.resblocks\..*",
@@ -98,6 +165,7 @@ def _tower(name: str, root: str) -> Family:
     return Family(
         name=name,
         library="open_clip",
+        preprocess=preprocess,
         verified="tiny random models, from files with and without config",
         signature=(
             root + "class_embedding",
@@ -139,7 +207,7 @@ def _tower(name: str, root: str) -> Family:
             "timm_proj",
             "timm_proj_bias",
         ),
-        fixed={
+        decides={
             **FIXED,
             "head": "projection",
             "heads": _heads,
@@ -153,8 +221,9 @@ def _tower(name: str, root: str) -> Family:
     )
 
 
-def _openai_preprocess(encoder: EncoderConfig) -> PreprocessConfig:
-    return PreprocessConfig(
+def _openai_preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing:
+    """What its archives' own code does, which knows no other file."""
+    config = PreprocessConfig(
         resize="shortest",
         resize_size=encoder.image_size,
         filter="bicubic",
@@ -163,6 +232,7 @@ def _openai_preprocess(encoder: EncoderConfig) -> PreprocessConfig:
         mean=CLIP["mean"],
         std=CLIP["std"],
     )
+    return _PROCESSOR(configs, encoder) or Preprocessing(config, "family openai-clip")
 
 
 # The scalars are those of OpenAI's archives, whose code knows one head width and one activation,
@@ -178,7 +248,7 @@ OPENAI = replace(
     ignored=(),
     flatten=None,
     config_file="",
-    fixed={
+    decides={
         **FIXED,
         "head": "projection",
         "heads": lambda told: told["hidden"] // 64,
@@ -228,6 +298,7 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
         family,
         name=name,
         library="open_clip",
+        preprocess=preprocess,
         verified="tiny random models, from files with config",
         prefixes=("visual.trunk.",),
         drops=TEXT_HALF,
@@ -261,8 +332,8 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
 
 
 FAMILIES = (
-    _around(timm_vit.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
-    _around(timm_eva.EVA, "open-clip-timm-eva", EVAS),
+    _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
+    _around(timm.EVA, "open-clip-timm-eva", EVAS),
     OPENAI,
     _tower("open-clip", "visual."),
     _tower("open-clip-tower", ""),

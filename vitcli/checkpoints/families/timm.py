@@ -1,12 +1,30 @@
-"""What the families of timm share: its config.json laid flat, and the names both classes use."""
+"""timm's VisionTransformer and Eva, the originals that share their names, and their config.json."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vitcli.checkpoints.families import hugging_face
+from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import flag, side, size
-from vitcli.checkpoints.family import Renames, To, Variant, only, rows
+from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.family import Configs, Family, Renames, To, Variant, fused, only, rows
+from vitcli.checkpoints.preprocessing import (
+    FILTERS,
+    IMAGENET,
+    Preprocessing,
+    Settings,
+    is_list,
+    is_number,
+    pair,
+    refuse,
+    section,
+    triple,
+    validated,
+)
+from vitcli.config.schema import EncoderConfig, PreprocessConfig
 
 LIBRARY = "timm"
 BLOCK = "blocks.{i}."
@@ -150,3 +168,265 @@ def flattened(
         return flat | arguments
 
     return flatten
+
+
+def from_timm(settings: Settings, *, source: str = "config.json") -> PreprocessConfig:
+    """The preprocessing of a timm `config.json` (its `pretrained_cfg`), as timm's eval transform.
+
+    The size is `input_size`; keys that are missing or empty take timm's defaults.
+    """
+    given = section(settings, "pretrained_cfg", source) or settings
+    defaults: dict[str, Any] = {
+        "input_size": (3, 224, 224),
+        "interpolation": "bicubic",
+        "crop_pct": 0.875,
+    }
+    defaults |= {"crop_mode": "center", **IMAGENET}
+    merged = {key: given.get(key) or default for key, default in defaults.items()}
+    channels, *sides = merged["input_size"] if is_list(merged["input_size"], 3) else (0,)
+    if channels != 3:
+        refuse(source, "input_size", merged["input_size"], "3, height, width expected")
+    size, pct = pair(sides, "input_size", source), merged["crop_pct"]
+    if not is_number(pct) or pct <= 0:
+        refuse(source, "crop_pct", pct, "a number above zero expected")
+    if merged["crop_mode"] not in ("center", "squash"):
+        refuse(source, "crop_mode", merged["crop_mode"], "center and squash are handled")
+    if merged["interpolation"] not in FILTERS:
+        known = ", ".join(FILTERS)
+        refuse(source, "interpolation", merged["interpolation"], f"known: {known}")
+    resized = (math.floor(size[0] / pct), math.floor(size[1] / pct))
+    squash = merged["crop_mode"] == "squash"
+    config = {
+        "resize": "squash" if squash else "shortest",
+        "resize_size": resized,
+        "filter": merged["interpolation"],
+        "crop_size": None if squash and resized == size else size,
+        "crop_rounding": "round",
+        "mean": triple(merged["mean"], "mean", source),
+        "std": triple(merged["std"], "std", source),
+    }
+    return validated(config, source)
+
+
+_PROCESSOR = processor(None)
+
+
+def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
+    """timm's own config.json, else a processor of transformers."""
+    config = configs.get("config.json", {})
+    if "architecture" in config:
+        return Preprocessing(from_timm(config), "config.json")
+    return _PROCESSOR(configs, encoder)
+
+
+# VisionTransformer, and the originals of DeiT, MAE and I-JEPA
+SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
+# Rank-5 patches are Qwen's; q_bias is Eva's.
+ABSENT = ("merger.ln_q.weight", BLOCK + "attn.q_bias")
+NEEDS = ("heads", "norm_eps", "activation", "pooling")
+# Each head predicts for itself and their mean is the answer; there is no one pooled vector.
+DISTILLED = Variant(
+    when=("head.weight", "head_dist.weight"),
+    settings={"pooling": "none", "head": "distilled"},
+    renames={"head.cls": "head", "head.dist": "head_dist"},
+)
+# Without its two heads timm gives the mean of CLS and the distillation token.
+HEADLESS_DISTILLED = Variant(
+    when=("dist_token",),
+    unless=("head_dist.weight",),
+    settings={"pooling": "none"},
+)
+VARIANTS = (
+    CLASSIFIER,
+    NO_CLASSIFIER,
+    DISTILLED,
+    HEADLESS_DISTILLED,
+)
+
+VIT = Family(
+    name="timm-vit",
+    library=LIBRARY,
+    preprocess=preprocess,
+    verified="tiny random models, from files with and without config.json",
+    signature=SIGNATURE,
+    absent=(*ABSENT, BLOCK + "gamma_1"),
+    prefixes=("", "timm_model."),
+    renames={**RENAMES, **QKV, **LAYER_SCALE, **MAP},
+    settings={
+        **SETTINGS,
+        "act_layer": To("activation", ACTIVATIONS),
+        "architecture.act_layer": To("activation", ACTIVATIONS),
+        "reg_tokens": To("registers"),
+        "pre_norm": To("ln_pre", flag),
+        "pos_embed": To("position", {"learn": "learned", "none": "none", "": "none"}, "learned"),
+        "pool_include_prefix": only(False),
+        "scale_attn_norm": only(False),
+        "scale_mlp_norm": only(False),
+        "proj_bias": only(True),
+    },
+    ignored=(
+        *hugging_face.IGNORED,
+        *IGNORED,
+        "fc_norm",
+        "final_norm",
+        "fix_init",
+        "weight_init",
+    ),
+    decides={
+        **RESIZE,
+        "patch_bias": patch_bias,
+        "attention.qk_norm_eps": lambda told: told["norm_eps"],
+    },
+    needs=NEEDS,
+    flatten=flattened(VISION_TRANSFORMERS),
+    any_prefix_rows=True,
+    variants=VARIANTS,
+)
+# Their code resizes the table, when it loads one for another size, without antialiasing.
+ORIGINAL = Family(
+    name="original-vit",
+    library="facebookresearch deit, mae, ijepa",
+    preprocess=processor(None),
+    verified="tiny random models of timm under the originals' keys; once beside them",
+    signature=SIGNATURE,
+    absent=ABSENT,
+    wrappers=("model", "encoder"),
+    renames={**RENAMES, **QKV, **LAYER_SCALE},
+    drops=(r"decoder_.*", r"mask_token"),
+    decides={"position_table.resize": "bicubic", "position_table.resize_dtype": "model"},
+    needs=NEEDS,
+    any_prefix_rows=True,
+    variants=(
+        *VARIANTS,
+        Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),  # deit3
+    ),
+)
+
+# Eva: DINOv3, the ViTs with RoPE in place of a table, and EVA
+ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference"}
+SHARED_SETTINGS = {
+    **SETTINGS,
+    "num_reg_tokens": To("registers"),
+    "use_pre_transformer_norm": To("ln_pre", hugging_face.flag),
+    "swiglu_mlp": To("mlp", {True: "gated", False: "plain"}),
+}
+UNSUPPORTED = {
+    "attn_only_layer_scale": only(False),
+    "attn_type": only("eva"),
+    "num_kv_heads": only(),
+    "qkv_fused": only(True),
+    "rope_grid_indexing": only("ij"),
+    "rope_grid_offset": only(0, 0.0),
+    "scale_attn_inner": only(False),
+    "scale_mlp": only(False),
+    "use_post_norm": only(False),
+}
+ROPE_SETTINGS = {
+    f"{where}{key}": to
+    for where in ("architecture.", "")
+    for key, to in {
+        "rope_type": To("rope.coordinates", ROPE_COORDINATES),
+        "rope_temperature": To("rope.theta", float),
+        "ref_feat_shape": To("rope.reference_grid", size),
+    }.items()
+}
+EVA_IGNORED = (
+    *hugging_face.IGNORED,
+    *IGNORED,
+    "head_init_scale",
+    "swiglu_align_to",
+    "use_fc_norm",
+    "use_post_transformer_norm",
+    # move the coordinates while training only
+    "rope_jitter_coords",
+    "rope_rescale_coords",
+    "rope_shift_coords",
+)
+EVA_VARIANTS = (
+    CLASSIFIER,
+    NO_CLASSIFIER,
+    Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),
+    Variant(
+        when=(BLOCK + "mlp.fc1_g.weight",),
+        renames={
+            "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")
+        },
+    ),
+    Variant(
+        when=(BLOCK + "attn.q_bias",),
+        renames={
+            "vit.blocks.{i}.attention.qkv": None,
+            "vit.blocks.{i}.attention.qkv.weight": BLOCK + "attn.qkv.weight",
+            "vit.blocks.{i}.attention.qkv.q_bias": BLOCK + "attn.q_bias",
+            "vit.blocks.{i}.attention.qkv.v_bias": BLOCK + "attn.v_bias",
+        },
+    ),
+)
+
+
+def _activation(told: Mapping[str, Any]) -> str:
+    """Separate or packed, a gated MLP here is SwiGLU; the plain one is always exact GELU."""
+    return "silu" if told["mlp"] == "gated" else "gelu"
+
+
+ROPE = Family(
+    name="timm-eva-rope",
+    library=LIBRARY,
+    preprocess=preprocess,
+    verified="tiny random models, from files with and without config.json",
+    signature=(
+        "patch_embed.proj.weight",
+        BLOCK + "attn.qkv.weight",
+        BLOCK + "gamma_1",
+    ),
+    absent=("pos_embed", "rope.freqs"),
+    renames={**RENAMES, **QKV},
+    settings={
+        **SHARED_SETTINGS,
+        **UNSUPPORTED,
+        **ROPE_SETTINGS,
+        "architecture.rope_layout": To("rope.layout"),
+        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
+        "use_abs_pos_emb": only(False),
+        "use_rot_pos_emb": only(True),
+    },
+    ignored=EVA_IGNORED,
+    decides={"position": "rope2d", "activation": _activation, "patch_bias": patch_bias},
+    needs=("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
+    flatten=flattened(EVAS),
+    variants=EVA_VARIANTS,
+)
+# EVA-02 has a table as well, with RoPE besides: its gated MLP keeps it from being taken for EVA.
+EVA = Family(
+    name="timm-eva",
+    library=LIBRARY,
+    preprocess=preprocess,
+    verified="tiny random models, from files with config.json",
+    signature=(
+        "patch_embed.proj.weight",
+        "pos_embed",
+        BLOCK + "attn.qkv.weight",
+        BLOCK + "attn.q_bias",
+        BLOCK + "mlp.fc1.bias",
+    ),
+    renames={**RENAMES, **QKV},
+    settings={
+        **SHARED_SETTINGS,
+        **UNSUPPORTED,
+        "use_abs_pos_emb": only(True),
+        "use_rot_pos_emb": only(False),
+    },
+    ignored=EVA_IGNORED,
+    decides={
+        **RESIZE,
+        "patch_bias": patch_bias,
+        "position": "learned",
+        "activation": "gelu",
+        "mlp": "plain",
+    },
+    needs=("heads", "norm_eps", "pooling"),
+    flatten=flattened(EVAS),
+    any_prefix_rows=True,
+    variants=EVA_VARIANTS,
+)
+FAMILIES = (ROPE, EVA, ORIGINAL, VIT)

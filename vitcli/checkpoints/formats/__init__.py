@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
 
 from vitcli.checkpoints.formats.numpy_archive import read_npz
 from vitcli.checkpoints.formats.pytorch import read_torch
-from vitcli.checkpoints.formats.safetensors_file import read_safetensors
-from vitcli.checkpoints.tensors import Tensors
+from vitcli.checkpoints.tensors import RELEASE_EVERY, LazyTensor, Mapped, Tensors, damaged
 from vitcli.errors import VitcliError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def read_safetensors(path: Path) -> Tensors:
+    mapped = Mapped(lambda: safe_open(path, framework="pt").get_tensor, RELEASE_EVERY)
+    try:
+        opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
+        with opened as file:
+            found = Tensors()
+            for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
+                header = file.get_slice(name)
+                dtype = _DTYPES.get(header.get_dtype())
+                if dtype is None:
+                    raise VitcliError(
+                        f"{path}: {name} is stored as {header.get_dtype()}",
+                        "convert it to float32, bfloat16 or float16 first",
+                    )
+                shape = tuple(header.get_shape())
+                found[name] = LazyTensor(shape, dtype, partial(mapped.read, name))
+            return found
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, "a safetensors file", error) from error
+
 
 READERS: dict[str, Callable[[Path], Tensors]] = {
     ".safetensors": read_safetensors,

@@ -1,0 +1,132 @@
+"""Every preprocessor file that is published: read, and pixels of the library's Pillow processor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from vitcli.checkpoints.families.hf_processors import from_transformers, processor
+from vitcli.config.schema import EncoderConfig
+from vitcli.errors import VitcliError
+from vitcli.images.preprocess import preprocess
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "published"
+FILES = sorted(PUBLISHED.glob("*/pr*processor_config.json")) + sorted(
+    PUBLISHED.glob("*/processor_config.json")
+)
+REFUSED = {
+    "LocateAnythingImageProcessor": "remote code",
+    "MiniCPMVImageProcessor": "remote code",
+    "MolmoImageProcessor": "remote code",
+    "BailingMMImageProcessor": "remote code",
+    "Eagle3_VLImageProcessorFast": "remote code",
+    "Gemma4ImageProcessor": "packed patches of a family that is not read",
+    "SamImageProcessor": "pads to a square; the family is not read",
+}
+IMPOSSIBLE = {
+    "community-LGViT-DeiT-Cifar100": "size of two kinds, which transformers refuses too",
+    "community-Andes_VL": "min_pixels of remote code in a CLIPImageProcessor",
+}
+
+
+def picture() -> Image.Image:
+    y, x = np.mgrid[0:200, 0:300]
+    grain = np.random.default_rng(0).integers(0, 60, (200, 300, 3))
+    waves = np.stack([x % 97, (x + y) % 151, (2 * y) % 193], axis=-1)
+    return Image.fromarray((waves + grain).clip(0, 255).astype(np.uint8))
+
+
+def settings_of(file: Path) -> dict[str, Any] | None:
+    content: dict[str, Any] = json.loads(file.read_text())
+    if file.name.startswith("processor_config"):
+        inner = content.get("image_processor")
+        return inner if isinstance(inner, dict) else None
+    return content
+
+
+def theirs(settings: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The library's pixels (3, h, w) of the base view."""
+    named = settings.get("image_processor_type") or settings["feature_extractor_type"]
+    name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    name = name.replace("Swin", "ViT")
+    if name == "DINOv3ViTImageProcessor":
+        reference = transformers.DINOv3ViTImageProcessor(**settings)
+    else:
+        reference = getattr(transformers, f"{name}Pil")(**settings)
+    found = reference(picture(), return_tensors="np")
+    if name == "IdeficsImageProcessor":
+        return np.asarray(found)[0]
+    pixels = found["pixel_values"][0]
+    if name.startswith("Siglip2"):
+        patch = settings["patch_size"]
+        rows, columns = found["spatial_shapes"][0]
+        pixels = pixels[: rows * columns].reshape(rows, columns, patch, patch, 3)
+        return pixels.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
+    if name.startswith("Qwen2VL"):
+        patch, merge = settings.get("patch_size", 14), settings.get("merge_size", 2)
+        _, rows, columns = found["image_grid_thw"][0]
+        cells = (rows // merge, columns // merge, merge, merge)
+        flat = found["pixel_values"].reshape(*cells, 3, 2, patch, patch)[:, :, :, :, :, 0]
+        return flat.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+    if name == "Idefics3ImageProcessor":
+        return pixels[-1]  # the whole image stands after its tiles
+    if name == "GotOcr2ImageProcessor" and pixels.ndim == 4:
+        return pixels[-1]
+    return pixels
+
+
+@pytest.mark.skipif(not FILES, reason="the published configs are not beside the project")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_pixels_of_every_published_file(file: Path) -> None:
+    settings = settings_of(file)
+    if settings is None:  # about text, or for remote code alone: nothing is guessed from it
+        configs = {file.name: json.loads(file.read_text())}
+        assert processor("ViTImageProcessor")(configs, EncoderConfig()) is None
+        return
+    named = settings.get("image_processor_type") or settings.get("feature_extractor_type")
+    if named in REFUSED or file.parent.name in IMPOSSIBLE:
+        with pytest.raises(VitcliError):
+            from_transformers(settings)
+        return
+    ours = preprocess(picture(), from_transformers(settings).config)
+    tolerance = 1e-4 if named.startswith("DINOv3") else 1e-6  # its weights are float32
+    np.testing.assert_allclose(ours, theirs(settings), rtol=0, atol=tolerance)
+
+
+TILING = {
+    "LlavaNextImageProcessor": ({"crop_size": 336, "size": {"shortest_edge": 336}}, "4 tiles", 0),
+    "LlavaOnevisionImageProcessor": ({}, "36 tiles", 0),
+    "GotOcr2ImageProcessor": ({"crop_to_patches": True, "max_patches": 12}, "12 tiles", -1),
+    "Idefics3ImageProcessor": ({}, "16 tiles", -1),
+    "SmolVLMImageProcessor": ({"do_image_splitting": False}, "", -1),
+    "Gemma3ImageProcessor": (
+        {
+            "do_pan_and_scan": True,
+            "pan_and_scan_max_num_crops": 4,
+            "pan_and_scan_min_crop_size": 100,
+            "pan_and_scan_min_ratio_to_activate": 1.2,
+        },
+        "4 tiles",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TILING)
+def test_the_base_view_of_what_tiles(kind: str) -> None:
+    settings, note, at = TILING[kind]
+    reference = getattr(transformers, f"{kind}Pil")(**settings)
+    told = from_transformers(json.loads(reference.to_json_string()))
+    views = reference(picture(), return_tensors="np")["pixel_values"]
+    views = views[0] if views[0].ndim == 4 else views
+    np.testing.assert_allclose(preprocess(picture(), told.config), views[at], rtol=0, atol=1e-6)
+    assert [text for text in told.notes if "base view" in text] == (
+        [f"base view only; {kind} cuts up to {note} besides it"] if note else []
+    )
+    assert note == "" or len(views) > 1

@@ -1,0 +1,373 @@
+"""Hugging Face `preprocessor_config.json` and `processor_config.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitcli.checkpoints.preprocessing import (
+    CLIP,
+    FILTERS,
+    HALF,
+    IMAGENET,
+    PROCESSORS,
+    Pair,
+    Preprocessing,
+    Settings,
+    is_list,
+    pair,
+    refuse,
+    triple,
+    validated,
+    whole,
+)
+from vitcli.config.schema import EncoderConfig
+from vitcli.errors import VitcliError
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor class of transformers.
+
+    Attributes:
+        defaults: what the class takes where its file leaves a key out.
+        resize: who reads `size`; None for the forms that most classes share.
+        neutral: keys of its own that change no pixel of the base view.
+        crops: whether `do_center_crop` means anything to it.
+        tiles: how many tiles it may cut besides the base view, as text; "" for none.
+    """
+
+    defaults: Settings
+    resize: Callable[[Settings, Settings, str], dict[str, Any]] | None = None
+    neutral: tuple[str, ...] = ()
+    crops: bool = True
+    tiles: Callable[[Settings], str] = field(default=lambda merged: "")
+    resize_dtype: str = "uint8"
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+def _assumes(size: Any, resample: int, statistics: Settings, **more: Any) -> Settings:
+    statistics = {f"image_{name}": values for name, values in statistics.items()}
+    return {"size": size, "resample": resample, **statistics, **more}
+
+
+def _smart(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Qwen's: both sides to multiples, the area between two bounds."""
+    edges = merged["size"] if isinstance(merged["size"], Mapping) else {}
+    smallest = given.get("min_pixels", edges.get("shortest_edge", edges.get("min_pixels")))
+    largest = given.get("max_pixels", edges.get("longest_edge", edges.get("max_pixels")))
+    if smallest is None or largest is None:
+        refuse(source, "size", merged["size"], "shortest_edge and longest_edge expected")
+    unit = [whole(merged[key], key, source) for key in ("patch_size", "merge_size")]
+    return {
+        "resize": "smart",
+        "resize_size": None,
+        "multiple": unit[0] * unit[1],
+        "min_pixels": whole(smallest, "min_pixels", source),
+        "max_pixels": whole(largest, "max_pixels", source),
+    }
+
+
+def _patches(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """SigLIP 2 NaFlex: the aspect kept, as many patches as allowed."""
+    return {
+        "resize": "patches",
+        "resize_size": None,
+        "multiple": whole(merged["patch_size"], "patch_size", source),
+        "max_patches": whole(merged["max_num_patches"], "max_num_patches", source),
+    }
+
+
+def _global_tile(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Idefics 3: the whole image goes through two sizes before it is squashed to one tile."""
+    edges = merged["size"], merged["max_image_size"]
+    longest, tile = (e.get("longest_edge") if isinstance(e, Mapping) else None for e in edges)
+    side = whole(tile, "max_image_size.longest_edge", source)
+    return {
+        "resize": "tile",
+        "resize_size": (side, side),
+        "longest_edge": whole(longest, "size.longest_edge", source),
+        "split": bool(merged["do_image_splitting"]),
+    }
+
+
+def _base_view(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """LLaVA-NeXT and LLaVA-OneVision: the first view is squashed, whatever `size` says."""
+    return {"resize": "squash", "resize_size": _size(merged, "size", source, False)[1]}
+
+
+def _idefics(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    side = given.get("image_size")
+    size = merged["size"] if side is None else _square(whole(side, "image_size", source))
+    return {"resize": "squash", "resize_size": _size({"size": size}, "size", source, True)[1]}
+
+
+def _anyres_tiles(merged: Settings) -> str:
+    side = max(_sides(merged.get("crop_size")) or _sides(merged["size"]) or [0])
+    points = [p for p in merged.get("image_grid_pinpoints") or () if is_list(p, 2)]
+    counts = [math.prod(-(-edge // side) for edge in p) for p in points if side]
+    most = max(counts, default=0)
+    return f"up to {most} tiles" if most else ""
+
+
+def _sides(size: Any) -> list[int]:
+    found = size.values() if isinstance(size, Mapping) else [size]
+    return [edge for edge in found if isinstance(edge, int)]
+
+
+def _dynamic_tiles(merged: Settings) -> str:
+    most = merged.get("max_patches")
+    return f"up to {most} tiles" if merged.get("crop_to_patches") and most else ""
+
+
+def _split_tiles(merged: Settings) -> str:
+    if not merged["do_image_splitting"]:
+        return ""
+    longest, tile = (_sides(merged[key])[0] for key in ("size", "max_image_size"))
+    return f"up to {(-(-longest // tile)) ** 2} tiles"
+
+
+def _pan_and_scan(merged: Settings) -> str:
+    most = merged.get("pan_and_scan_max_num_crops")
+    return f"up to {most} tiles" if merged.get("do_pan_and_scan") and most else ""
+
+
+_CENTER_224 = {"do_center_crop": True, "crop_size": _square(224)}
+_SHORTEST = {"default_to_square": False}  # what a bare number means as `size`
+_CLIP = Processor(_assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST))
+_VIT = Processor(_assumes(_square(224), 2, HALF))
+_IDEFICS3 = Processor(
+    _assumes(
+        {"longest_edge": 4 * 364},
+        1,
+        HALF,
+        max_image_size={"longest_edge": 364},
+        do_image_splitting=True,
+    ),
+    _global_tile,
+    neutral=("do_pad", "vision_encoder_max_size", "return_row_col_info"),
+    crops=False,
+    tiles=_split_tiles,
+)
+_ANYRES = ("image_grid_pinpoints", "do_pad", "aspect_ratio_setting")
+_CLASSES: Mapping[str, Processor] = {
+    "ViTImageProcessor": _VIT,
+    "SwinImageProcessor": _VIT,
+    "DeiTImageProcessor": Processor(_assumes(_square(256), 3, HALF, **_CENTER_224)),
+    "BeitImageProcessor": Processor(
+        _assumes(_square(224), 3, HALF, crop_size=_square(224)),
+        neutral=("reduce_labels", "do_reduce_labels"),
+    ),
+    "CLIPImageProcessor": _CLIP,
+    "ChineseCLIPImageProcessor": _CLIP,
+    "VideoLlavaImageProcessor": _CLIP,
+    "BitImageProcessor": _CLIP,
+    "SiglipImageProcessor": Processor(_assumes(_square(224), 3, HALF, **_SHORTEST)),
+    "Siglip2ImageProcessor": Processor(
+        _assumes(None, 2, HALF, patch_size=16, max_num_patches=256), _patches, crops=False
+    ),
+    "DINOv3ViTImageProcessor": Processor(
+        _assumes(_square(224), 2, IMAGENET), resize_dtype="float32"
+    ),
+    "GotOcr2ImageProcessor": Processor(
+        _assumes(_square(384), 3, CLIP),
+        neutral=("crop_to_patches", "min_patches", "max_patches"),
+        crops=False,
+        tiles=_dynamic_tiles,
+    ),
+    "Qwen2VLImageProcessor": Processor(
+        _assumes(
+            {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+            3,
+            CLIP,
+            patch_size=14,
+            merge_size=2,
+        ),
+        _smart,
+        neutral=("min_pixels", "max_pixels", "temporal_patch_size"),
+        crops=False,
+    ),
+    "LlavaNextImageProcessor": Processor(
+        _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST),
+        _base_view,
+        neutral=_ANYRES,
+        tiles=_anyres_tiles,
+    ),
+    "LlavaOnevisionImageProcessor": Processor(
+        _assumes(_square(384), 3, CLIP, **_SHORTEST),
+        _base_view,
+        neutral=_ANYRES,
+        crops=False,
+        tiles=_anyres_tiles,
+    ),
+    "Gemma3ImageProcessor": Processor(
+        _assumes(_square(224), 2, HALF),
+        neutral=(
+            "do_pan_and_scan",
+            "pan_and_scan_min_crop_size",
+            "pan_and_scan_max_num_crops",
+            "pan_and_scan_min_ratio_to_activate",
+        ),
+        crops=False,
+        tiles=_pan_and_scan,
+    ),
+    "IdeficsImageProcessor": Processor(
+        _assumes(_square(224), 3, CLIP),
+        _idefics,
+        neutral=("image_size", "image_num_channels"),
+        crops=False,
+    ),
+    "Idefics3ImageProcessor": _IDEFICS3,
+    "SmolVLMImageProcessor": _IDEFICS3,
+}
+_COMMON = {
+    "do_resize": True,
+    "do_center_crop": False,
+    "crop_size": None,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "default_to_square": True,
+}
+_NEUTRAL = frozenset(
+    [
+        # names and bookkeeping
+        *("image_processor_type", "feature_extractor_type", "processor_class", "auto_map"),
+        *("_name_or_path", "transformers_version", "_valid_processor_keys"),
+        # how arrays come in and go out; pixels are RGB before this begins
+        *("do_convert_rgb", "data_format", "input_data_format", "return_tensors", "device"),
+        "disable_grouping",
+        # counts text tokens
+        *("image_seq_length", "num_additional_image_tokens"),
+        # repeats a still image in time
+        "temporal_patch_size",
+    ]
+)
+
+
+def processor(kind: str | None) -> Callable[..., Preprocessing | None]:
+    """A family's `preprocess`: the file beside the weights; `kind` is its class if it has none."""
+
+    def read(configs: Mapping[str, Settings], encoder: EncoderConfig) -> Preprocessing | None:
+        for name in PROCESSORS:
+            if name not in configs:
+                continue
+            settings = configs[name]
+            if name == "processor_config.json":
+                inner = settings.get("image_processor")
+                if not isinstance(inner, Mapping):
+                    continue  # it speaks of text or sound alone
+                settings = inner
+            return from_transformers(settings, kind=kind, source=name)
+        return None
+
+    return read
+
+
+def from_transformers(
+    settings: Settings, *, kind: str | None = None, source: str = PROCESSORS[0]
+) -> Preprocessing:
+    """The preprocessing of a Hugging Face `preprocessor_config.json`.
+
+    Missing and null keys take the processor class's defaults. A file without a class, as old ones
+    are, is read as `kind`. The pixels are those of the Pillow processors, whose crops floor half
+    the margin; for a class that tiles they are the base view's.
+
+    Raises:
+        VitcliError: an unknown class, or a setting that cannot be followed.
+    """
+    if isinstance(settings.get("image_processor"), Mapping):  # processor_config.json
+        settings = settings["image_processor"]
+    named, found = _class_of(settings, kind, source)
+    reads = _CLASSES[found]
+    given = {key: value for key, value in settings.items() if value is not None}
+    known = {**_COMMON, **reads.defaults}
+    for key, value in given.items():
+        neutral = key in _NEUTRAL or key in reads.neutral
+        if not (key in known or neutral or value is False):
+            refuse(source, key, value, f"unknown for {found}")
+    merged = {**known, **given}
+    for key in ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "default_to_square"):
+        if not isinstance(merged[key], bool):
+            refuse(source, key, merged[key], "true or false expected")
+    _require_unit_scale(merged, source)
+
+    config: dict[str, Any] = {"crop_rounding": "floor", "resize_dtype": reads.resize_dtype}
+    config["filter"] = _resample(merged["resample"], source)
+    if not merged["do_resize"]:
+        if reads.resize in (_global_tile, _base_view):
+            refuse(source, "do_resize", False, f"{found} resizes to tiles all the same")
+        config |= {"resize": "none", "resize_size": None}
+    elif reads.resize is not None:
+        config |= reads.resize(merged, given, source)
+    else:
+        rule, size = _size(merged, "size", source, merged["default_to_square"])
+        config |= {"resize": rule, "resize_size": size}
+    if merged["do_center_crop"]:
+        if not reads.crops:
+            refuse(source, "do_center_crop", True, f"{found} does not crop")
+        rule, config["crop_size"] = _size(merged, "crop_size", source, True)
+        if rule != "squash":
+            refuse(source, "crop_size", merged["crop_size"], "height and width expected")
+    for name, neutral_value in (("mean", 0.0), ("std", 1.0)):
+        key = f"image_{name}"
+        values = triple(merged[key], key, source)
+        config[name] = values if merged["do_normalize"] else (neutral_value,) * 3
+    notes = []
+    if tiles := reads.tiles(merged):
+        notes.append(f"base view only; {found} cuts {tiles} besides it")
+    if named.endswith("Fast"):
+        notes.append(
+            f"pixels of {found}Pil; {named} differs by up to 1 level (bilinear) or 2 (bicubic)"
+        )
+    return Preprocessing(validated(config, source), source, tuple(notes))
+
+
+def _class_of(settings: Settings, kind: str | None, source: str) -> tuple[str, str]:
+    """(the class that the file names, the one that it is read as)."""
+    named = settings.get("image_processor_type") or settings.get("feature_extractor_type") or kind
+    if named is None:
+        raise VitcliError(
+            f"{source}: image_processor_type is missing",
+            f"write one of {', '.join(_CLASSES)} into a copy of it",
+        )
+    found = str(named).removesuffix("Fast").removesuffix("Pil").removesuffix("Torchvision")
+    found = found.replace("FeatureExtractor", "ImageProcessor")
+    found = found.replace("Qwen2_5_VL", "Qwen2VL").replace("Qwen3VL", "Qwen2VL")
+    if found not in _CLASSES:
+        refuse(source, "image_processor_type", named, f"known: {', '.join(_CLASSES)}")
+    return str(named), found
+
+
+def _require_unit_scale(merged: Settings, source: str) -> None:
+    factor = merged["rescale_factor"]
+    if not merged["do_rescale"]:
+        refuse(source, "do_rescale", False, "levels are always divided by 255 here")
+    if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
+        refuse(source, "rescale_factor", factor, "only 1/255 is supported")
+
+
+def _size(settings: Settings, key: str, source: str, square: bool) -> tuple[str, Pair]:
+    """(resize rule, (height, width)) of the forms that transformers accepts."""
+    value = settings[key]
+    if isinstance(value, Mapping):
+        edges = {name: edge for name, edge in value.items() if edge is not None}
+        if edges.keys() == {"height", "width"}:
+            return "squash", pair([edges["height"], edges["width"]], key, source)
+        if edges.keys() == {"shortest_edge"}:
+            return "shortest", pair(edges["shortest_edge"], key, source)
+        refuse(source, key, value, "height and width, or shortest_edge, expected")
+    if isinstance(value, list | tuple):
+        return "squash", pair(value, key, source)
+    return ("squash" if square else "shortest"), pair(value, key, source)
+
+
+def _resample(value: Any, source: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in range(len(FILTERS)):
+        refuse(source, "resample", value, "Pillow's filters are 0 to 5")
+    return FILTERS[value]
