@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 from tests.commands.compare.test_analysis import load
 from vitcli.commands.attention.analysis import OutlierCut, attn_entropy, parse_layers
@@ -110,3 +111,88 @@ def test_layers() -> None:
 def test_a_cut_that_is_none(text: str) -> None:
     with pytest.raises(VitcliError, match="3x or 150"):
         OutlierCut.parse(text)
+
+
+def scaled_queries(factor: float, **changes: int) -> Model:
+    """The same encoder with sharper or smoother attention in its last block."""
+    encoder = model(**changes)
+    attention = encoder.encoder.vit.blocks[-1].attention
+    with torch.no_grad():
+        attention.qkv.weight[: attention.qkv.in_features] *= factor
+        attention.qkv.bias[: attention.qkv.in_features] *= factor
+    return encoder
+
+
+def test_the_smoother_one_is_named_with_its_paired_interval(photos: list[str]) -> None:
+    sharp, smooth = scaled_queries(8.0), scaled_queries(0.01)
+    result = attn_entropy([sharp, smooth], photos)
+    assert result.verdict_code == "told apart"
+    values = [m.layers[-1].by_image for m in result.models]
+    gaps = np.array(values[1]) - np.array(values[0])
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert low > 0
+    assert f"{gaps.mean():.4f} [{low:.4f}, {high:.4f}] above custom" in result.verdict
+    assert result.verdict.startswith("smoothest in its last layer: custom")
+    for layer in result.models[0].layers:
+        assert np.mean(layer.by_image) == pytest.approx(layer.entropy_normalised, abs=1e-12)
+
+
+def test_no_winner_within_what_the_images_spread(photos: list[str]) -> None:
+    """Two draws of the same architecture differ, and not by more than images do."""
+    a, b = model(), model()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for block in b.encoder.vit.blocks:
+            block.attention.qkv.bias.add_(torch.randn_like(block.attention.qkv.bias) * 1e-3)
+    result = attn_entropy([a, b], photos)
+    assert result.verdict_code == "not told apart"
+    assert "cannot be told apart" in result.verdict and "smoothest" not in result.verdict
+
+
+def test_identical_encoders_are_called_identical(photos: list[str]) -> None:
+    result = attn_entropy([model(), model(), model()], photos)
+    assert result.verdict_code == "identical"
+    assert result.verdict == (
+        "identical: 3 encoders with the same attention in every layer and head"
+    )
+
+
+def test_one_image_names_no_winner(photos: list[str]) -> None:
+    result = attn_entropy([scaled_queries(8.0), scaled_queries(0.01)], photos[0])
+    assert result.verdict_code == "one image" and "smoothest" not in result.verdict
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("attention.qkv", "the attention of block 2"),
+        ("feed_forward.fc2", "the output of block 2"),
+    ],
+)
+def test_what_is_not_finite_names_the_encoder_and_the_block(
+    place: str, words: str, photos: list[str]
+) -> None:
+    broken = model()
+    with torch.no_grad():
+        broken.encoder.vit.blocks[1].get_submodule(place).bias.fill_(math.nan)
+    with pytest.raises(VitcliError, match=rf"custom \(random\): {words} is not finite") as caught:
+        attn_entropy([model(), broken], photos)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("mask", [{"mask": "window", "window": 2}, {"mask": "causal"}])
+def test_uniform_attention_under_a_mask_is_smooth(
+    mask: dict[str, object], photos: list[str]
+) -> None:
+    """Every query spreads evenly over what it can see: the share is 1, entropy is below log N."""
+    encoder = scaled_queries(0.0, depth=1, attention=mask)  # type: ignore[arg-type]
+    result = attn_entropy(encoder, photos[0])
+    (layer,) = result.models[0].layers
+    assert layer.entropy_normalised == pytest.approx(1.0, abs=1e-12)
+    assert layer.entropy < 0.95 * math.log(13)
+    if mask["mask"] == "causal":
+        assert [
+            math.isnan(x)
+            for x in (attn_entropy(encoder, photos[0], query="cls").models[0].layers[0].by_image)
+        ] == [True]
+        assert attn_entropy(encoder, photos[0], query="cls").verdict_code == "undefined"

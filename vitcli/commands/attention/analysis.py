@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +27,8 @@ from vitcli.commands.attention.result import (
 )
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance, Prepared, image_batches, stacked
-from vitcli.model import Color, Model
+from vitcli.measures import CONFIDENCE, mean_interval
+from vitcli.model import Color, Model, Pictures, as_model, picture_list
 from vitcli.results import FailedImage
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
@@ -93,8 +96,8 @@ def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
 
 
 def attn_entropy(
-    models: Iterable[Model],
-    paths: Sequence[str],
+    models: Model | str | PathLike[str] | Iterable[Model | str | PathLike[str]],
+    images: Pictures = (),
     *,
     query: str = "all",
     layers: str | None = None,
@@ -103,33 +106,42 @@ def attn_entropy(
     watch: Watch = unwatched,
     advance: Advance = lambda done, total: None,
 ) -> AttentionResult:
-    """Measure each encoder's attention on the same images, one encoder in memory at a time.
+    """Measure the attention of each encoder on the same images, one encoder in memory at a time.
 
-    `query` (all, cls, patch or "ROW,COL") says over which queries entropy and distance are
-    averaged, `layers` which blocks are reported. `watch` sees every batch beside.
+    Args:
+        models: one encoder or several: a model, or what `vitcli.load` takes first.
+        images: paths, PIL images or (H, W, 3) arrays; without any, a built-in picture.
+        query: all, cls, patch or "ROW,COL": the queries of which entropy and distance are averaged.
+        layers: the blocks that are reported, as "3,7,11" or "-1".
+        watch: sees every batch beside.
 
     Raises:
-        VitcliError: a query or a layer that an encoder does not have; attention that is not finite.
+        VitcliError: a query or a layer that an encoder does not have; attention or tokens that
+            are not finite, with the block where that begins (exit code 1).
     """
+    single = isinstance(models, Model | str | PathLike)
+    sources: Iterable[Any] = [models] if single else models  # type: ignore[assignment]
+    pictures = picture_list(images)
     failed: list[FailedImage] = []
     answers: list[EncoderAttention] = []
     chosen: list[tuple[int, ...]] = []
-    for model in models:
+    for model in map(as_model, sources):
         blocks = parse_layers(layers, model.config.encoder.depth)
         unread: list[FailedImage] = []
         seen: list[SeenImage] = []
         samples: list[AttentionSamples] = []
-        for batch in image_batches(model, paths, background, unread):
+        for batch in image_batches(model, pictures, background, unread):
             pixels = stacked(model, batch)
-            part = observe_attention(model.encoder, pixels, query)
+            part = observe_attention(model.encoder, pixels, query, _name(model))
             watch(model, batch, pixels)
             seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
             samples.append(part)
-            advance(len(seen) + len(unread), max(len(paths), 1))
+            advance(len(seen) + len(unread), max(len(pictures), 1))
         failed += [failure for failure in unread if failure not in failed]
         if samples:
             answers.append(_encoder(model, tuple(seen), samples, outlier_cut))
             chosen.append(blocks)
+    code, words = verdict(answers)
     return AttentionResult(
         query=query,
         outlier_rule=str(outlier_cut),
@@ -138,8 +150,13 @@ def attn_entropy(
             for answer, blocks in zip(answers, chosen, strict=True)
         ),
         failed=tuple(failed),
-        verdict=verdict(answers),
+        verdict=words,
+        verdict_code=code,
     )
+
+
+def _name(model: Model) -> str:
+    return f"{model.name} ({model.weights})"
 
 
 def _encoder(
@@ -149,10 +166,8 @@ def _encoder(
     cut: OutlierCut,
 ) -> EncoderAttention:
     tokens = {part.tokens for part in samples}
-    # Each image by its own number of tokens, so that sizes may differ within a call.
-    logs = torch.tensor([math.log(image.tokens) for image in images], dtype=torch.float64)
     heads = torch.cat([part.heads for part in samples], dim=1)  # (L, b, H, F)
-    normalized = heads[..., FIELDS.index("entropy")] / logs[:, None]  # (L, b, H)
+    normalized = heads[..., FIELDS.index("entropy_share")]  # (L, b, H)
     layers = []
     for block in range(len(heads)):
         norms = torch.cat([part.patch_norms[block].flatten() for part in samples])
@@ -196,9 +211,10 @@ def _layer(
         patch_norm_max=float(norms.max()),
         outlier_cut=limit,
         outlier_share=float((norms > limit).double().mean()),
+        by_image=tuple(normalized.mean(1).tolist()),
         heads=tuple(
-            _head(head, _Means(values), float(normalized[:, head].mean()))
-            for head, values in enumerate(by_head)
+            _head(head, _Means(values), float(normalized[:, head - 1].mean()))
+            for head, values in enumerate(by_head, start=1)
         ),
     )
 
@@ -241,26 +257,80 @@ def _deviation(values: Tensor) -> float | None:
     return float(values.std()) if len(values) > 1 else None
 
 
-def verdict(encoders: Sequence[EncoderAttention]) -> str:
-    """One line: whose last layer is smoother, by how much, with the spread; and of what weights."""
+def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
+    """A code and one line: whose last layer is smoother, where the images tell them apart.
+
+    Encoders are compared by the paired differences of their normalized entropies image by image,
+    with Student's interval; with k encoders each of the k - 1 comparisons with the smoothest has
+    its confidence raised to 1 - 0.05 / (k - 1) (Bonferroni).
+    """
     if not encoders:
-        return "no image could be read"
+        return "no image", "no image could be read"
+    if any(math.isnan(encoder.layers[-1].entropy_normalised) for encoder in encoders):
+        return "undefined", "the chosen queries see a single token each: their entropy is always 0"
     ranked = sorted(encoders, key=lambda e: e.layers[-1].entropy_normalised, reverse=True)
-    smoothest, sharpest = ranked[0], ranked[-1]
-    top, bottom = smoothest.layers[-1], sharpest.layers[-1]
-    if len(ranked) == 1:
-        text = f"last layer of {smoothest.name}: {_spread(top)} of the entropy of uniform attention"
+    first, rest = ranked[0], ranked[1:]
+    if not rest:
+        code = "one encoder"
+        text = f"last layer of {first.name}: {_spread(first.layers[-1])} of uniform attention"
+    elif all(_same(first, other) for other in rest):
+        code = "identical"
+        text = f"identical: {len(ranked)} encoders with the same attention in every layer and head"
     else:
-        difference = top.entropy_normalised - bottom.entropy_normalised
-        between = f" (between them: {', '.join(_title(e) for e in ranked[1:-1])})"
-        text = (
-            f"smoothest in its last layer: {_title(smoothest)}, at {_spread(top)} of uniform, "
-            f"{difference:.4f} more than {_title(sharpest)} at {_spread(bottom)}"
-            f"{between if len(ranked) > 2 else ''}"
-        )
+        code, text = _ranking(first, rest)
     if any(encoder.fresh for encoder in encoders):
         text += "; fresh weights: this is about architectures, not about learned attention"
-    return text
+    return code, text
+
+
+def _same(a: EncoderAttention, b: EncoderAttention) -> bool:
+    """Whether two encoders did the same on the same images; repr compares NaN with NaN."""
+    return a.images == b.images and repr(a.layers) == repr(b.layers)
+
+
+def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple[str, str]:
+    pairs = [(other, *_paired(first, other, len(rest))) for other in rest]
+    shared = min(images for _, images, *_ in pairs)
+    if shared < 2:
+        figures = ", ".join(
+            f"{_title(e)} {e.layers[-1].entropy_normalised:.4f}" for e in (first, *rest)
+        )
+        return "one image", (
+            f"last layer, share of uniform attention: {figures}; one image cannot show whether "
+            "they differ on other images"
+        )
+    facts = [
+        f"{mean:.4f} [{low:.4f}, {high:.4f}] above {_title(other)}"
+        for other, _, mean, low, high in pairs
+    ]
+    together = " for all comparisons together" if len(rest) > 1 else ""
+    images = f"paired over {shared} images, {CONFIDENCE:.0%} confidence{together}"
+    if all(low > 0 for *_, low, _ in pairs):
+        return "told apart", (
+            f"smoothest in its last layer: {_title(first)}, at {_spread(first.layers[-1])} of "
+            f"uniform attention, {', '.join(facts)}; {images}"
+        )
+    names = [_title(other) for other, _, _, low, _ in pairs if not low > 0]
+    return "not told apart", (
+        f"{' and '.join([_title(first), *names])} cannot be told apart in their last layers: "
+        f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
+        f"{', '.join(facts)}; {images}"
+    )
+
+
+def _paired(
+    a: EncoderAttention, b: EncoderAttention, comparisons: int
+) -> tuple[int, float, float, float]:
+    """Images that both read, and the mean difference of a - b on them with its interval."""
+    of_b = {image.path: value for image, value in _last(b)}
+    gaps = [value - of_b[image.path] for image, value in _last(a) if image.path in of_b]
+    if not gaps:
+        return 0, math.nan, math.nan, math.nan
+    return len(gaps), *mean_interval(gaps, 1 - (1 - CONFIDENCE) / comparisons)
+
+
+def _last(encoder: EncoderAttention) -> Iterable[tuple[SeenImage, float]]:
+    return zip(encoder.images, encoder.layers[-1].by_image, strict=True)
 
 
 def _title(encoder: EncoderAttention) -> str:
@@ -269,5 +339,5 @@ def _title(encoder: EncoderAttention) -> str:
 
 def _spread(layer: LayerAttention) -> str:
     spreads = {"heads": layer.head_spread, "images": layer.image_spread}
-    told = [f"±{value:.4f} over {what}" for what, value in spreads.items() if value is not None]
-    return f"{layer.entropy_normalised:.4f}" + (f" ({', '.join(told)})" if told else "")
+    facts = [f"±{value:.4f} over {what}" for what, value in spreads.items() if value is not None]
+    return f"{layer.entropy_normalised:.4f}" + (f" ({', '.join(facts)})" if facts else "")

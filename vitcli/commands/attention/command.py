@@ -36,7 +36,7 @@ def attn_entropy(
         typer.Option(
             "--query",
             metavar="all|cls|patch|ROW,COL",
-            help="Queries whose entropy is told and whose map --overlay draws (there, all is CLS, "
+            help="Whose attention to report, and whose map --overlay draws (there, all means CLS, "
             "or the mean over patches without CLS). Rows and columns count from 0.",
         ),
     ] = "all",
@@ -45,7 +45,7 @@ def attn_entropy(
         typer.Option(
             "--layers",
             metavar="LIST",
-            help="Blocks to tell, e.g. 3,7,11 or -1 (they count from 1).",
+            help="Blocks to report, e.g. 3,7,11 or -1 for the last; they count from 1.",
         ),
     ] = None,
     every: EveryOption = 1,
@@ -64,18 +64,29 @@ def attn_entropy(
     fuse: Annotated[
         str | None,
         typer.Option(
-            "--fuse", metavar="mean|max|min", help="How --overlay fuses heads; mean unless said."
+            "--fuse", metavar="mean|max|min", help="How --overlay fuses heads (default: mean)."
         ),
     ] = None,
     rollout: Annotated[
         bool,
-        typer.Option("--rollout", help="Add attention rollout up to the block to --overlay."),
+        typer.Option(
+            "--rollout",
+            help="Add attention rollout up to the block to --overlay. With --fuse max or min the "
+            "fused rows are normalized before the identity is added; Abnar and Zuidema add it "
+            "first.",
+        ),
     ] = False,
     background: BackgroundOption = "white",
     json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
-    """How sharp or smooth attention is, by layer and head, and where it looks.
+    """How sharp or smooth is attention, by layer and head, and where does it look?
+
+    Entropy is divided by the log of the tokens that a query can see, so 1 is uniform attention,
+    also under a window or causal mask. The attention distance is averaged over the part of the
+    attention that falls on patches, divided by its sum: attention to CLS and registers does not
+    count as near. Encoders are compared image by image; one is called smoother only where the 95%
+    interval of the paired differences excludes 0.
 
     \b
     Examples:

@@ -215,7 +215,7 @@ class OverlayCollector:
                     panels.append(MapPanel(f"rollout of {self.fusion}", _tuples(rolled)))
                 panels += [
                     MapPanel(f"head {head}", _tuples(values))
-                    for head, values in enumerate(maps.heads[index, place])
+                    for head, values in enumerate(maps.heads[index, place], start=1)
                 ]
                 title = (
                     f"{PurePath(item.path).name}: {model.name}, "

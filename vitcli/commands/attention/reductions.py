@@ -1,4 +1,4 @@
-"""Attention seen through taps: every (N, N) array is reduced before the next head is computed.
+"""Attention seen through hooks: every (N, N) array is reduced before the next head is computed.
 
 B images, N tokens of which P prefix tokens come first, H heads.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitcli.errors import VitcliError
+from vitcli.measures import all_finite
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.nn.hooks import explicit_attention, tapped
 from vitcli.nn.positions import Grid
@@ -28,9 +29,14 @@ FIELDS = (
     "entropy_patches",
     "distance",
     "row_sum_error",
+    "entropy_share",
     *(f"cls_on_{kind}" for kind in MASS_KINDS),
 )
-"""What is kept of each head of each image; NaN where the encoder has no such token."""
+"""What is kept of each head of each image; NaN where the encoder has no such token.
+
+`entropy_share` is the entropy of each query divided by the log of the tokens that it can see,
+averaged over the queries that can see more than one.
+"""
 
 
 def wide(like: Tensor) -> torch.dtype:
@@ -79,6 +85,8 @@ class HeadReducer:
     """The patch queries whose distance is averaged."""
     distances: Tensor
     """(queries of `patch_query`, N - P) in pixels."""
+    most: Tensor
+    """(N,): the largest entropy that each query can have, the log of the tokens it can see."""
     heads: list[Tensor] = field(default_factory=list)
     """(B, len(FIELDS)) for each head seen so far."""
 
@@ -93,6 +101,7 @@ class HeadReducer:
             "entropy": entropy[self.query].mean(),
             "distance": self._distance(rows[self.patch_query, self.groups["patches"]]),
             "row_sum_error": (rows.sum(-1) - 1).abs().max(),
+            "entropy_share": self._share(entropy),
         }
         for kind, where in self.groups.items():
             values[f"entropy_{kind}"] = entropy[where].mean()
@@ -102,6 +111,11 @@ class HeadReducer:
                 values[f"cls_on_{kind}"] = cls[where].sum() / cls.sum()
         absent = rows.new_tensor(math.nan)
         return torch.stack([values.get(name, absent) for name in FIELDS])
+
+    def _share(self, entropy: Tensor) -> Tensor:
+        """Mean of entropy / log of what a query can see; NaN where all see a single token."""
+        most = self.most[self.query].to(entropy)
+        return (entropy[self.query] / most)[most > 0].mean()
 
     def _distance(self, rows: Tensor) -> Tensor:
         """Mean distance in pixels from patch queries to the patches that they attend to.
@@ -160,14 +174,27 @@ def few_at_once(images: Tensor, tokens: int) -> Iterator[Tensor]:
     yield from images.split(max(1, ROWS_AT_ONCE // tokens**2))
 
 
+def largest_entropies(encoder: VisionEncoder, grid: Grid) -> list[Tensor]:
+    """For each block (N,): the log of the tokens that each query can see under its mask."""
+    prefix, depth = encoder.prefix_tokens, len(encoder.vit.blocks)
+    tokens = prefix + grid[0] * grid[1]
+    everything = torch.full((tokens,), tokens)
+    masks = encoder.mask(grid, prefix, depth, torch.device("cpu"))
+    seen = [everything if mask is None else mask.sum(-1) for mask in masks]
+    return [count.double().log() for count in seen]
+
+
 @torch.inference_mode()
 def observe_attention(
-    encoder: VisionEncoder, images: Tensor, query: str = "all"
+    encoder: VisionEncoder, images: Tensor, query: str = "all", name: str = "the encoder"
 ) -> AttentionSamples:
     """Run images (b, C, height, width) by the explicit path and keep what FIELDS names.
 
-    `query` is all, cls, patch or "ROW,COL"; VitcliError for one that the encoder does not have
-    and for attention that is not finite.
+    `query` is all, cls, patch or "ROW,COL"; `name` is how errors call the encoder.
+
+    Raises:
+        VitcliError: a query that the encoder does not have; attention or tokens that are not
+            finite, at the block where that begins (exit code 1).
     """
     groups, grid = token_groups(encoder), encoder.front_end.grid(images)
     patches, chosen = groups["patches"], query_slice(query, groups, grid)
@@ -175,36 +202,39 @@ def observe_attention(
     patch_query = chosen if chosen.start >= patches.start else patches
     distances = patch_distances(grid, encoder.front_end.patch_size)
     distances = distances[patch_query.start - patches.start :][: _length(patch_query)]
+    most = largest_entropies(encoder, grid)
     heads, norms = [], []
     for part in few_at_once(images, tokens):
         blocks = list(encoder.vit.blocks)
-        reducers = [HeadReducer(groups, chosen, patch_query, distances) for _ in blocks]
+        reducers = [HeadReducer(groups, chosen, patch_query, distances, m) for m in most]
         part_norms: list[Tensor] = []
 
         def keep_norms(x: Tensor, kept: list[Tensor] = part_norms) -> None:
             kept.append(x[:, encoder.prefix_tokens :].float().norm(dim=-1).cpu())
 
         with explicit_attention(encoder, head_by_head=True) as probabilities:
-            taps = zip(probabilities, reducers, strict=True)
-            with tapped([*taps, *((block, keep_norms) for block in blocks)]):
+            hooks = zip(probabilities, reducers, strict=True)
+            with tapped([*hooks, *((block, keep_norms) for block in blocks)]):
                 encoder(part)
         heads.append(torch.stack([torch.stack(r.heads, dim=1) for r in reducers]).cpu())
         norms.append(torch.stack(part_norms))
     samples = torch.cat(heads, dim=1).double()
-    _check_finite(samples[..., FIELDS.index("row_sum_error")])
-    return AttentionSamples(samples, torch.cat(norms, dim=1), grid, tokens)
+    patch_norms = torch.cat(norms, dim=1)
+    _check_finite(samples[..., FIELDS.index("row_sum_error")], patch_norms, name)
+    return AttentionSamples(samples, patch_norms, grid, tokens)
 
 
 def _length(where: slice) -> int | None:
     return None if where.stop is None else where.stop - where.start
 
 
-def _check_finite(errors: Tensor) -> None:
-    """`errors` (L, b, H) are NaN where a row of the attention is."""
-    bad = (~errors.isfinite()).flatten(1).any(1).nonzero()
-    if len(bad):
-        raise VitcliError(
-            f"block {int(bad[0]) + 1}: the attention is not finite (NaN or infinite)",
-            "look at the weights and the input; --dtype float32 has the widest range",
-            exit_code=1,
-        )
+def _check_finite(errors: Tensor, norms: Tensor, name: str) -> None:
+    """`errors` (L, b, H) are NaN where a row of the attention is; then what the block leaves."""
+    for block, pair in enumerate(zip(errors, norms, strict=True), start=1):
+        for what, values in zip(("attention", "output"), pair, strict=True):
+            if not all_finite(values):
+                raise VitcliError(
+                    f"{name}: the {what} of block {block} is not finite (NaN or infinite)",
+                    "check the weights and the images; --dtype float32 has the widest range",
+                    exit_code=1,
+                )

@@ -1,4 +1,4 @@
-"""What `vitcli attn-entropy` answers."""
+"""The result of `vitcli attn-entropy`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ class HeadAttention:
     """One head of one block, means over images. Entropies in nats."""
 
     head: int
+    """Counted from 1."""
     entropy: float
     """Over the chosen queries."""
     entropy_normalised: float
-    """The same divided by log N, N all tokens of the sequence."""
+    """Of each query divided by the log of the tokens that it can see: log N without a mask.
+
+    NaN (null in JSON) where no chosen query can see more than one token.
+    """
     entropy_cls: float | None
     entropy_patches: float
     entropy_registers: float | None
@@ -55,6 +59,8 @@ class LayerAttention:
     outlier_cut: float
     """Patch tokens with a larger norm, as the block leaves them, are outliers."""
     outlier_share: float
+    by_image: tuple[float, ...]
+    """Normalized entropy of each image, mean over heads, in the order of `images`."""
     heads: tuple[HeadAttention, ...]
 
 
@@ -89,7 +95,7 @@ class EncoderAttention:
 
 @dataclass(frozen=True)
 class AttentionResult(Result):
-    """The answer of `vitcli attn-entropy`."""
+    """The result of `vitcli attn-entropy`."""
 
     query: str
     """all, cls, patch or "ROW,COL": the queries of `entropy` and `entropy_normalised`."""
@@ -97,4 +103,6 @@ class AttentionResult(Result):
     models: tuple[EncoderAttention, ...]
     failed: tuple[FailedImage, ...]
     verdict: str
-    """In words: whose last layer is smoother and by how much."""
+    """In words: whose last layer is smoother, by how much, and whether the images show it."""
+    verdict_code: str = ""
+    """one encoder, identical, one image, told apart, not told apart, undefined or no image."""

@@ -27,7 +27,9 @@ BAR = 6
 
 
 def bar(share: float) -> str:
-    """A share of 1 as a bar of BAR cells, to an eighth of a cell."""
+    """A share of 1 as a bar of BAR cells, to an eighth of a cell; nothing for NaN."""
+    if math.isnan(share):
+        return ""
     eighths = round(min(max(share, 0.0), 1.0) * BAR * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
@@ -62,6 +64,7 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     for layer in shown:
         grid.add_row(*_cells(layer.layer, layer, kinds), f"{layer.outlier_share:.1%}")
     yield grid
+    yield "share: entropy divided by the log of the tokens that a query can see (1 is uniform)"
     yield f"outl.: patch tokens with a norm {result.outlier_rule}"
     yield ""
     last = model.layers[-1]
@@ -90,7 +93,7 @@ def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table
     grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     grid.add_column(first, justify="right")
     grid.add_column("nats", justify="right")
-    grid.add_column("/log N", justify="right")
+    grid.add_column("share", justify="right")
     grid.add_column("", min_width=BAR, max_width=BAR)
     if kinds:
         grid.add_column("CLS", justify="right")
@@ -108,7 +111,7 @@ def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table
 def _cells(number: int, row: LayerAttention | HeadAttention, kinds: Sequence[str]) -> Iterator[str]:
     yield str(number)
     yield f"{row.entropy:.3f}"
-    yield f"{row.entropy_normalised:.4f}"
+    yield "" if math.isnan(row.entropy_normalised) else f"{row.entropy_normalised:.4f}"
     yield bar(row.entropy_normalised)
     if row.entropy_cls is not None:
         yield f"{row.entropy_cls:.3f}"
@@ -128,7 +131,7 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
     grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name in ("last block", "weights"):
         grid.add_column(name)
-    for name in ("reg.", "tokens", "/log N", "± heads", "± images", "px", "outl."):
+    for name in ("reg.", "tokens", "share", "± heads", "± images", "px", "outl."):
         grid.add_column(name, justify="right")
     for model in models:
         last = model.layers[-1]
@@ -164,7 +167,7 @@ def figure(result: AttentionResult) -> Any:
         distance.plot(x, np.array([layer.attention_distance_px for layer in model.layers]), **same)
         outliers.plot(x, np.array([100 * layer.outlier_share for layer in model.layers]), **same)
     titles = {
-        entropy: "entropy / log N, ± standard deviation over heads",
+        entropy: "entropy / uniform, ± standard deviation over heads",
         distance: "mean attention distance, px",
         outliers: "outlier patch tokens, %",
     }
