@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,13 +105,16 @@ class LoraConfig(Section):
         return self
 
     def places(self) -> tuple[tuple[int, int], ...]:
-        """(block, head) of each adapter, both from 0 as modules are indexed."""
+        """(block, head) of each adapter, as indices from 0."""
         pairs = [head.split(":") for head in self.heads]
-        if not all(len(pair) == 2 and all(p.isdecimal() for p in pair) for pair in pairs):
+        if not all(
+            len(pair) == 2 and all(p.isascii() and p.isdecimal() and 0 < len(p) < 7 for p in pair)
+            for pair in pairs
+        ):
             raise ValueError("heads: each BLOCK:HEAD, for example 12:3")
+        if any(int(part) == 0 for pair in pairs for part in pair):
+            raise ValueError("heads: blocks and heads count from 1, as in 12:3")
         places = tuple((int(block) - 1, int(head) - 1) for block, head in pairs)
-        if any(number < 0 for place in places for number in place):
-            raise ValueError("heads: blocks and heads count from 1")
         if len(set(places)) < len(places):
             raise ValueError("heads: the same head twice")
         return places
@@ -148,7 +152,8 @@ class TrainConfig(Section):
     cutmix: float = Field(default=0.0, ge=0.0)
     """Alpha of CutMix's Beta distribution (Yun et al. 2019); with both, each batch takes one."""
     ema: Rate | None = None
-    """Decay of the averaged weights, which are then those that are validated."""
+    """Decay d of the averaged weights, which are then those that are validated; after t updates
+    the decay is min(d, (1 + t) / (10 + t)), so that the first ones do not linger."""
 
     freeze: Literal["none", "encoder"] = "none"
     """encoder trains the classifier alone, a linear probe."""
@@ -162,7 +167,9 @@ class TrainConfig(Section):
     log_every: PositiveInt = 1
     """Steps between lines of metrics.jsonl."""
     snapshot_every: PositiveInt = 100
-    """Steps between snapshots; the last step has one too."""
+    """Steps between snapshots; the last step has one too, and so has a run that is interrupted."""
+    snapshot_seconds: PositiveFloat = 60.0
+    """Longest time between snapshots, counted at the end of a step."""
     tensorboard: bool = False
     """Event files in the run directory."""
 
@@ -176,6 +183,10 @@ class TrainConfig(Section):
             )
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise ValueError("warmup: a fraction below 1, or a whole number of steps")
+        if self.schedule == "constant" and self.min_lr:
+            raise ValueError("min_lr, schedule: a constant rate has no end; leave min_lr out")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr, lr: {self.min_lr:g} is above the peak rate {self.lr:g}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas: each at least 0 and below 1")
         return self
@@ -234,6 +245,44 @@ IMAGES_RECIPE: dict[str, Any] = {
     "data": {"erase": 0.25},
 }
 """What `vitcli train` starts from: the small-data recipe of DeiT and its followers."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun says to a process: which one of how many it is."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def launched() -> Launch:
+    """The process's place by RANK, WORLD_SIZE and LOCAL_RANK; alone where neither is set.
+
+    Raises:
+        VitcliError: one of them is missing, is not a number, or is out of range.
+    """
+    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if given["RANK"] is None and given["WORLD_SIZE"] is None:
+        return Launch()
+    hint = "unset RANK WORLD_SIZE LOCAL_RANK, or start with torchrun"
+    numbers: dict[str, int] = {}
+    for name, text in given.items():
+        if text is None and name == "LOCAL_RANK":
+            text = given["RANK"]  # all on one machine
+        if text is None:
+            there = next(name for name, value in given.items() if value is not None)
+            raise VitcliError(f"{name}: is missing beside {there}={given[there]}", hint)
+        if not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise VitcliError(f"{name}: is not a count (got {text[:40]!r})", hint)
+        numbers[name] = int(text)
+    launch = Launch(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])
+    if not launch.rank < launch.size:
+        raise VitcliError(
+            f"RANK: is out of range (got {launch.rank}, expected below WORLD_SIZE={launch.size})",
+            hint,
+        )
+    return launch
 
 
 HEADS = ("heads",)

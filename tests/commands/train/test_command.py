@@ -47,7 +47,7 @@ def test_the_table_says_the_verdict_and_agrees_with_the_json() -> None:
     code, out, _ = invoke("train-shapes", *SETS)
     answer = json.loads(invoke("train-shapes", *SETS, "--json")[1])
     assert code == 0
-    assert f"accuracy {answer['result']['val_accuracy']:.4f}, chance" in out
+    assert f"accuracy {answer['result']['val_accuracy']:.4f} of 64 images" in out
     assert answer["result"]["verdict"] in out
     assert f"{answer['history'][-1]['val_loss']:.4f}" in out
 
@@ -102,7 +102,7 @@ def test_usage_errors_are_one_line() -> None:
             ["--lora", "x", "--lora", "1:2"],
             "--lora x --lora 1:2: train.lora.heads: each BLOCK:HEAD",
         ),
-        (["--lora", "40:0"], "no layer 40"),
+        (["--lora", "40:1"], "no block 40"),
         (["--lora-rank", "2"], "--lora-rank 2: there is no adapter"),
         (["--train-head"], "there is no adapter"),
         (["--warmup", "soon"], "train.warmup"),
@@ -121,7 +121,7 @@ def test_usage_errors_are_one_line() -> None:
 def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     code, out, err = invoke("train-shapes", *SETS, "--out", str(tmp_path / "file"))
-    assert code == 1 and out == "" and "cannot make" in err
+    assert code == 1 and out == "" and "cannot be written" in err
 
 
 def test_adapters_print_the_audit() -> None:

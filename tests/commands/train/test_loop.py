@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.commands.train.runs import command, request, run, shell
 from vitcli.build import build_encoder
@@ -14,7 +15,7 @@ from vitcli.commands.train.data import ShapesSource, batch_indices
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.optimizer import audit
 from vitcli.commands.train.outcome import first_bad_layer
-from vitcli.commands.train.parallel import World
+from vitcli.commands.train.parallel import World, local_device, world
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
 
@@ -73,18 +74,29 @@ def test_clipping_bounds_the_gradient() -> None:
 
 
 def test_ema_is_its_closed_form() -> None:
-    """After n updates d^n w_0 + (1 - d) sum over i of d^(n - i) w_i."""
-    ours, d = trainer(train__ema=0.8, train__lr=0.01), 0.8
+    """The first update copies w_1; update t + 1 moves by 1 - min(d, (1 + t) / (10 + t))."""
+    ours, d = trainer(train__ema=0.25, train__lr=0.01), 0.25
     name = "vit.blocks.0.attention.qkv.weight"
-    seen = [ours.encoder.get_parameter(name).detach().double().clone()]
+    seen = []
     for batch, _ in zip(ours._batches(), range(5), strict=False):
         ours._update(batch)
         ours.step += 1
         seen.append(ours.encoder.get_parameter(name).detach().double().clone())
-    expected = d**5 * seen[0] + (1 - d) * sum(d ** (5 - i) * seen[i] for i in range(1, 6))
+    decays = [min(d, part) for part in (2 / 11, 3 / 12, 4 / 13, 5 / 14)]
+    assert decays == [2 / 11, d, d, d]
+    expected = seen[0]
+    for decay, weights in zip(decays, seen[1:], strict=True):
+        expected = decay * expected + (1 - decay) * weights
     assert ours.averaged is not None
     assert torch.allclose(ours.averaged.get_parameter(name).double(), expected, atol=1e-7)
-    assert not torch.allclose(seen[5], expected, atol=1e-4)
+    assert not torch.allclose(seen[4], expected, atol=1e-4)
+
+
+def test_an_average_of_two_updates_says_how_much_of_it_is_the_first() -> None:
+    """After updates 1 and 2 the first weights are 2/11 of it; after three, 2/11 * 3/12."""
+    history = run(data__train_size=8, train__ema=0.999, train__epochs=3).history
+    shown = [row.ema_first_share for row in history if row.val_loss is not None]
+    assert shown == [1.0, pytest.approx(2 / 11), None]
 
 
 @pytest.mark.parametrize("mixing", [{}, {"train__mixup": 0.8, "train__cutmix": 1.0}])
@@ -229,6 +241,67 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == [
         {key: value for key, value in row.items() if value is not None} for row in both["history"]
     ]
+
+
+def test_collectives_run_where_the_backend_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes no tensor of the CPU: counts on it travel over the GPU and come back."""
+    seen: list[torch.device] = []
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        seen.append(tensor.device)
+        assert tensor.device.type != "cpu", "No backend type associated with device type cpu"
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    with FakeTensorMode():
+        counts = World(0, 2, torch.device("cuda", 1)).total(torch.zeros(3, dtype=torch.float64))
+    assert seen == [torch.device("cuda", 1)]
+    assert counts.device.type == "cpu" and counts.dtype == torch.float64
+
+
+def test_each_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    taken: dict[str, object] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: taken.update(current=device))
+
+    def init(backend: str, device_id: torch.device) -> None:
+        taken.update(backend=backend, bound=device_id)
+        raise RuntimeError("nobody else is here")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    own = local_device(torch.device("cuda"))
+    with pytest.raises(VitcliError, match="8 processes cannot meet: nobody else"), world(own):
+        pass
+    assert taken == {"current": own, "backend": "nccl", "bound": own} and own.index == 1
+    with pytest.raises(VitcliError, match="cannot share one GPU"):
+        local_device(torch.device("cuda", 0))
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(VitcliError, match="has no GPU"):
+        local_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE: is missing beside RANK=1"),
+        ({"WORLD_SIZE": "2"}, "RANK: is missing beside WORLD_SIZE=2"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK: is not a count (got 'x')"),
+        ({"RANK": "0", "WORLD_SIZE": "-1"}, "WORLD_SIZE: is not a count"),
+        ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE: is not a count"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: is out of range"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK: is out of range"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "\u0662"}, "LOCAL_RANK: is not a count"),
+    ],
+)
+def test_an_environment_that_torchrun_never_makes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], said: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(VitcliError) as caught:
+        run()
+    assert said in caught.value.message
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

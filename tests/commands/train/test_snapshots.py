@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import pickle
+import shutil
 import signal
+import struct
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,8 @@ from safetensors.torch import load_file
 
 from tests.commands.train.runs import command, run
 from vitcli.commands.train import snapshots
+from vitcli.commands.train.data import ShapesSource
+from vitcli.commands.train.loop import Stopped, Trainer
 from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.errors import VitcliError
 
@@ -27,6 +34,14 @@ RICH: dict[str, Any] = {
     "train__epochs": 2,
 }
 """Everything that draws random numbers or keeps state, over 16 steps."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight steps with snapshots of steps 6 and 8."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(out)
+    return out
 
 
 class Killed(BaseException):
@@ -173,6 +188,230 @@ def test_snapshots_are_weights_only_and_the_newest_two_stay(tmp_path: Path) -> N
     weights = load_file(tmp_path / "snapshots" / folders[1] / "weights.safetensors")
     model = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(weights[name], model[name]) for name in weights)
+
+
+def damaged(out: Path, change: Any) -> None:
+    """A finished run whose last snapshot's trainer.pt was changed."""
+    file = out / "snapshots" / "step-000000008" / "trainer.pt"
+    state = torch.load(file, weights_only=True)
+    change(state)
+    torch.save(state, file)
+
+
+def moments(state: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = state["optimiser"]["state"][0]
+    return found
+
+
+CRAFTED = {
+    "a short moment": lambda s: moments(s).update(exp_avg=torch.zeros(1)),
+    "a moment of integers": lambda s: moments(s).update(
+        exp_avg=torch.zeros_like(moments(s)["exp_avg"], dtype=torch.int64)
+    ),
+    "a sparse moment": lambda s: moments(s).update(exp_avg_sq=moments(s)["exp_avg_sq"].to_sparse()),
+    "no tensor": lambda s: moments(s).update(exp_avg="x"),
+    "a long step": lambda s: moments(s).update(step=torch.zeros(5)),
+    "a step of NaN": lambda s: moments(s).update(step=torch.tensor(float("nan"))),
+    "a moment too many": lambda s: moments(s).update(max_exp_avg_sq=torch.zeros(3)),
+    "a moment too few": lambda s: moments(s).pop("exp_avg"),
+    "a parameter too many": lambda s: s["optimiser"]["state"].update({999: moments(s)}),
+    "a parameter by name": lambda s: s["optimiser"]["state"].update(x=moments(s)),
+    "a list of states": lambda s: s["optimiser"].update(state=[1, 2]),
+    "no states": lambda s: s["optimiser"].update(state={}),
+    "no optimizer": lambda s: s.pop("optimiser"),
+    "another step": lambda s: s.update(step=7),
+    "a step of True": lambda s: s.update(step=True),
+    "a negative length": lambda s: s.update(metrics_bytes=-1),
+    "a huge length": lambda s: s.update(metrics_bytes=10**400),
+}
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_a_crafted_snapshot_never_reaches_the_optimizer(
+    tmp_path: Path, kind: str, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    damaged(out, CRAFTED[kind])
+
+    def reached(*_: Any) -> None:
+        raise AssertionError("the optimizer was given a crafted state")
+
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", reached)
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(VitcliError, match="step-000000008") as caught:
+        run(out, resume=True)
+    assert caught.value.exit_code == 1 and "remove this snapshot" in caught.value.hint
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_the_groups_say_comes_from_the_config(tmp_path: Path, finished: Path) -> None:
+    """A file cannot choose betas, rates or kernels: the run goes on as if they were untouched."""
+    out = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(out / "snapshots" / "step-000000008")
+    file = out / "snapshots" / "step-000000006" / "trainer.pt"
+    state = torch.load(file, weights_only=True)
+    for group in state["optimiser"]["param_groups"]:
+        group.update(betas=(0.0, 0.0), eps=1e3, amsgrad=True, fused=False, weight_decay=9.0)
+    torch.save(state, file)
+    run(out, resume=True)
+    same_files(finished, out)
+
+
+@pytest.mark.parametrize("damage", ["cut", "a flipped bit", "compressed", "a pickle", "empty"])
+def test_a_damaged_snapshot_is_an_error(tmp_path: Path, finished: Path, damage: str) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    file = out / "snapshots" / "step-000000008" / "trainer.pt"
+    whole = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(whole[: len(whole) // 2])
+    elif damage == "a flipped bit":
+        with zipfile.ZipFile(file) as archive:
+            member = next(m for m in archive.infolist() if m.filename.endswith("/data/3"))
+        sizes = struct.unpack_from("<HH", whole, member.header_offset + 26)
+        place = member.header_offset + 30 + sum(sizes) + member.file_size // 2
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+    elif damage == "compressed":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", b"0" * 100_000)
+    elif damage == "a pickle":
+        file.write_bytes(pickle.dumps({"step": 8}))
+    else:
+        file.write_bytes(b"")
+    with pytest.raises(VitcliError, match="cannot be read"):
+        run(out, resume=True)
+
+
+def test_metrics_are_never_reached_through_a_link(tmp_path: Path, finished: Path) -> None:
+    out, precious = shutil.copytree(finished, tmp_path / "run"), tmp_path / "precious"
+    precious.write_text("not yours")
+    (out / "metrics.jsonl").unlink()
+    (out / "metrics.jsonl").symlink_to(precious)
+    with pytest.raises(VitcliError, match="is a link"):
+        run(out, resume=True)
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "metrics.jsonl").symlink_to(precious)
+    with pytest.raises(VitcliError, match="is a link"):
+        run(new)
+    assert precious.read_text() == "not yours"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "diary\n" * 1000, '{"step": 1e400}\n' * 200, "[" * 9000, '{"step": 1}' * 2000]
+)
+def test_metrics_of_something_else_are_left_as_they_are(
+    tmp_path: Path, finished: Path, text: str
+) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    (out / "metrics.jsonl").write_text(text)
+    with pytest.raises(VitcliError, match="is not what the run wrote"):
+        run(out, resume=True)
+    assert (out / "metrics.jsonl").read_text() == text
+
+
+def test_a_new_run_does_not_empty_a_file_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("of another tool\n")
+    with pytest.raises(VitcliError, match=r"metrics\.jsonl"):
+        run(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == "of another tool\n"
+
+
+def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path).held():
+        for resume in (False, True):
+            with pytest.raises(VitcliError, match="another process is training"):
+                run(tmp_path, resume=resume)
+    run(tmp_path)
+
+
+def same_metrics(one: Path, other: Path) -> None:
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_snapshot_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    keys = {**RICH, "train__snapshot_every": 100}
+    run(tmp_path / "whole", **keys)
+    log = RunDirectory.log
+
+    def signaled(self: RunDirectory, entry: dict[str, Any]) -> None:
+        log(self, entry)
+        if entry["step"] == 5:
+            os.kill(os.getpid(), number)
+
+    def end(number: int, frame: Any) -> None:
+        raise Killed
+
+    before = signal.signal(number, end)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(RunDirectory, "log", signaled)
+            run(tmp_path / "ended", **keys)
+        assert signal.getsignal(number) is end
+    finally:
+        signal.signal(number, before)
+    (only,) = (tmp_path / "ended" / "snapshots").iterdir()
+    assert only.name == "step-000000005"
+    run(tmp_path / "ended", resume=True, **keys)
+    same_metrics(tmp_path / "whole", tmp_path / "ended")
+
+
+def test_a_run_stopped_in_its_validation_validates_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**RICH, "train__snapshot_every": 100}
+    run(tmp_path / "whole", **keys)
+
+    def stopping(self: Trainer) -> None:
+        if self.step == 8:
+            raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "_stop_or_save", stopping)
+        run(tmp_path / "ended", **keys)
+    run(tmp_path / "ended", resume=True, **keys)
+    same_metrics(tmp_path / "whole", tmp_path / "ended")
+
+
+def test_an_error_in_the_data_leaves_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**RICH, "train__snapshot_every": 100}
+    run(tmp_path / "whole", **keys)
+    batch = ShapesSource._batch
+
+    def broken(self: ShapesSource, indices: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise OSError("the disk is gone")
+        return batch(self, indices)
+
+    calls: list[int] = []
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is gone"):
+        patch.setattr(ShapesSource, "_batch", broken)
+        run(tmp_path / "ended", **keys)
+    assert [f.name for f in (tmp_path / "ended" / "snapshots").iterdir()] == ["step-000000005"]
+    run(tmp_path / "ended", resume=True, **keys)
+    same_metrics(tmp_path / "whole", tmp_path / "ended")
+
+
+def test_a_snapshot_is_due_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of 20 s per look: at a limit of 45 s no three steps pass without a snapshot."""
+    now = itertools.count(0.0, 20.0)
+    saved: list[int] = []
+    save = RunDirectory.save
+
+    def noted(self: RunDirectory, step: int, *rest: Any) -> None:
+        saved.append(step)
+        save(self, step, *rest)
+
+    monkeypatch.setattr("vitcli.commands.train.loop.time.monotonic", lambda: next(now))
+    monkeypatch.setattr(RunDirectory, "save", noted)
+    run(tmp_path, train__snapshot_every=100, train__snapshot_seconds=45.0)
+    gaps = [after - before for before, after in itertools.pairwise(saved)]
+    assert saved[-1] == 8 and 0 < max(gaps) <= 3 and len(saved) > 2
 
 
 def test_metrics_have_a_line_a_step_and_one_a_validation(tmp_path: Path) -> None:

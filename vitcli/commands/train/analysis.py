@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,15 @@ from vitcli.measures import wilson
 from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
 
+CHANGEABLE = (
+    "train.snapshot_every",
+    "train.snapshot_seconds",
+    "train.log_every",
+    "train.threads",
+    "train.tensorboard",
+    "data.workers",
+)
+"""Keys that --resume may change: none of them moves a weight."""
 Run = TypeVar("Run", ShapesRun, ImagesRun)
 OnReport = Callable[[StepReport], None]
 """Told of each logged step, in the first process only."""
@@ -167,12 +177,15 @@ def run(
 ) -> TrainResult:
     """Train the config's encoder on `data`, in this process or in all that torchrun started."""
     device = local_device(pick_device(request.device))
-    with world(device) as processes:
+    with ExitStack() as ending:
+        processes = ending.enter_context(world(device))
         check_sizes(request, config, data, processes)
         directory = RunDirectory(request.out) if request.out else None
-        snapshot = history = None
+        if directory and processes.first:
+            ending.enter_context(directory.held())
+        snapshot, history = None, []
         if directory and request.resume and directory.config_file.exists():
-            directory.check_config(config)
+            directory.check_config(config, CHANGEABLE)
             snapshot = directory.latest()
         elif directory and processes.first:
             directory.start(config)
@@ -191,13 +204,16 @@ def run(
             audited=config.train.freeze != "none" or bool(config.train.lora.heads),
             on_report=on_report,
         )
-        if directory and processes.first and request.resume:
-            history = directory.rewind_metrics(snapshot.metrics_bytes if snapshot else 0)
-        if config.train.tensorboard and directory and processes.first:
-            write = event_writer(directory.path / "tensorboard", snapshot.step if snapshot else 0)
-            trainer.on_report = both(on_report, write)
+        if directory and request.resume:
+            step, length = (snapshot.step, snapshot.metrics_bytes) if snapshot else (0, 0)
+            history = directory.rewind_metrics(length, step, cut=False)
         if snapshot:
-            trainer.restore(snapshot, history or [])
+            trainer.restore(snapshot, history)
+        if directory and request.resume and processes.first:
+            directory.rewind_metrics(length, step)
+        if config.train.tensorboard and directory and processes.first:
+            write = event_writer(directory.path / "tensorboard", trainer.step)
+            trainer.on_report = both(on_report, write)
         outcome = trainer.run()
     return TrainResult(
         summary(encoder, data, outcome),
@@ -253,17 +269,17 @@ def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> Tra
     if validation is not None:
         rows = zip(data.classes, validation.correct, validation.counts, strict=True)
         classes = tuple(ClassAccuracy(name, n, c / n if n else None) for name, c, n in rows)
+    low = high = None
+    if validation is not None:
+        low, high = wilson(sum(validation.correct), sum(validation.counts), CONFIDENCE)
     chance = chance_accuracy(validation.counts) if validation is not None else 1 / len(data.classes)
     return TrainSummary(
         verdict=judge(sum(validation.correct), validation.counts) if validation else "diverged",
         val_accuracy=validation.accuracy if validation else None,
         val_loss=validation.loss if validation else None,
         chance=chance,
-        lower_bound=(
-            wilson(sum(validation.correct), sum(validation.counts), CONFIDENCE)[0]
-            if validation
-            else None
-        ),
+        lower_bound=low,
+        upper_bound=high,
         bar=chance + MARGIN * (1 - chance),
         steps=outcome.steps,
         bad_step=None if outcome.bad_step is None else outcome.bad_step + 1,

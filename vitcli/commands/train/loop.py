@@ -6,9 +6,12 @@ B images of a step over all processes, K classes.
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -33,10 +36,58 @@ from vitcli.commands.train.result import AuditRow
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import trained_names
 from vitcli.config.training import TrainConfig
+from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state
 from vitcli.nn.encoder import VisionEncoder
 
 VAL_BATCH = 256
+LINGERING = 0.1
+"""A share of the first weights in the average that a validation mentions."""
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end; it ends where a snapshot can be taken."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM in place of obeying; the second one does not wait.
+
+    At the end the signal is sent again, to whoever took it before.
+    """
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if caught:
+            os.kill(os.getpid(), caught[0])
+
+
+def average_decay(decay: float, update: int) -> float:
+    """Of the average at its update `update`, from 0: the first copies the weights."""
+    return min(decay, (1 + update) / (10 + update)) if update else 0.0
+
+
+def first_weights_share(decay: float, updates: int) -> float:
+    """How much of an average is still the weights that its first update copied."""
+    share = 1.0
+    for update in range(1, updates):
+        share *= average_decay(decay, update)
+        if share <= LINGERING:
+            break
+    return share
 
 
 class Classifier(nn.Module):
@@ -95,6 +146,10 @@ class Trainer:
         self.audit_rows: tuple[AuditRow, ...] = ()
         self.validation: Validation | None = None
         self.last_batch: Tensor | None = None
+        self.signals: list[int] = []
+        self.spent = 0.0
+        """Seconds that went into validations and snapshots."""
+        self.saved_step, self.saved_at = 0, time.monotonic()
 
     @property
     def validated(self) -> VisionEncoder:
@@ -102,45 +157,107 @@ class Trainer:
         return self.averaged or self.encoder
 
     def restore(self, snapshot: Snapshot, history: list[dict[str, Any]]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot.
+
+        Raises:
+            VitcliError: it does not fit this model.
+        """
+        optimizer = snapshot.fit(
+            self.encoder.state_dict(), self.averaged is not None, self.optimizer
+        )
+        if snapshot.step > self.total:
+            raise VitcliError(
+                f"{snapshot.folder}: is beyond the run's end (got step {snapshot.step}, "
+                f"expected at most {self.total})",
+                "resume with the run's own epochs, batch and data",
+            )
         self.encoder.load_state_dict(snapshot.weights)
         if self.averaged is not None and snapshot.ema is not None:
             self.averaged.load_state_dict(snapshot.ema)
-        self.optimizer.load_state_dict(snapshot.optimizer)
-        self.step = snapshot.step
+        self.optimizer.load_state_dict(optimizer)
+        self.step = self.saved_step = snapshot.step
         self.history = history
 
     def run(self) -> Outcome:
-        """Train to the last step, or to the first that is not finite."""
-        began, first, spent = time.perf_counter(), self.step, 0.0
-        for batch in self._batches():
+        """Train to the last step, or to the first that is not finite.
+
+        A signal to stop and an error in the data leave a snapshot of the last step behind.
+        """
+        with stop_signals() as self.signals:
+            try:
+                return self._run()
+            except Stopped:
+                self._rescue()
+                raise KeyboardInterrupt from None  # where no signal handler ends the process
+
+    def _run(self) -> Outcome:
+        began, first, self.spent = time.perf_counter(), self.step, 0.0
+        self.saved_at = time.monotonic()
+        if self._epoch_ends() and not self._is_validated():
+            self._log_validation(first, began)  # the run was stopped before it
+        batches = self._batches()
+        while self.step < self.total:
+            self._stop_or_save()
+            try:
+                batch = next(batches)
+            except Exception:  # whatever it is, the steps before it are whole
+                self._rescue()
+                raise
             finite, entry = self._update(batch)
             if not finite:
                 self._log(entry, 0.0)
-                return self._outcome(None, first, began + spent)
+                return self._outcome(None, first, began + self.spent)
             self.step += 1
-            rate = self._rate(first, began + spent)
             last = self.step == self.total
             if self.step % self.train.log_every == 0 or last:
-                self._log(entry, rate)
-            if self.step % self.steps_per_epoch == 0 or last:
-                before = time.perf_counter()
-                self.validation = self.validate()
-                self._log(
-                    {
-                        "step": self.step,
-                        "epoch": self.step / self.steps_per_epoch,
-                        "val_loss": self.validation.loss,
-                        "val_accuracy": self.validation.accuracy,
-                    },
-                    rate,
-                )
-                spent += time.perf_counter() - before
-            if self.directory and (self.step % self.train.snapshot_every == 0 or last):
-                before = time.perf_counter()
+                self._log(entry, self._rate(first, began + self.spent))
+            if self._epoch_ends():
+                self._log_validation(first, began)
+            if self.step % self.train.snapshot_every == 0 or last:
                 self.save()
-                spent += time.perf_counter() - before
-        return self._outcome(self.validation or self.validate(), first, began + spent)
+        return self._outcome(self.validation or self.validate(), first, began + self.spent)
+
+    def _epoch_ends(self) -> bool:
+        return self.step > 0 and self.step % self.steps_per_epoch == 0
+
+    def _is_validated(self) -> bool:
+        last = self.history[-1] if self.history else {}
+        return last.get("step") == self.step and last.get("val_loss") is not None
+
+    def _log_validation(self, first: int, began: float) -> None:
+        """Validate, and log it."""
+        before, spent = time.perf_counter(), self.spent
+        self.validation = self.validate()
+        self.spent = spent + time.perf_counter() - before
+        entry = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "val_loss": self.validation.loss,
+            "val_accuracy": self.validation.accuracy,
+        }
+        if self.train.ema:
+            share = first_weights_share(self.train.ema, self.step)
+            if share > LINGERING:
+                entry["ema_first_share"] = share
+        self._log(entry, self._rate(first, began + self.spent))
+
+    def _stop_or_save(self) -> None:
+        """Between two steps or batches: stop if a signal came, save if the last is long ago.
+
+        Raises:
+            Stopped: a signal came.
+        """
+        if self.signals:
+            raise Stopped
+        late = time.monotonic() - self.saved_at >= self.train.snapshot_seconds
+        if late and self.step > self.saved_step:
+            self.save()
+
+    def _rescue(self) -> None:
+        """Save what is whole, if it is not; what ended the run matters more than a full disk."""
+        if self.step > self.saved_step:
+            with suppress(VitcliError):
+                self.save()
 
     def _rate(self, first: int, began: float) -> float:
         elapsed = time.perf_counter() - began
@@ -245,7 +362,7 @@ class Trainer:
 
     def _average(self) -> None:
         assert self.averaged is not None and self.train.ema is not None
-        average = get_ema_multi_avg_fn(self.train.ema)
+        average = get_ema_multi_avg_fn(average_decay(self.train.ema, self.step))
         average(list(self.averaged.parameters()), list(self.encoder.parameters()), 0)
 
     @torch.no_grad()
@@ -261,6 +378,7 @@ class Trainer:
         classes = len(self.data.classes)
         sums = torch.zeros(2 * classes + 1, dtype=torch.float64)
         for images, labels in self.data.val_batches(wanted):
+            self._stop_or_save()
             with self._autocast():
                 logits = model(images.to(self.device)).output.float().cpu()
             sums[:classes] += labels[logits.argmax(1) == labels].bincount(minlength=classes)
@@ -282,8 +400,10 @@ class Trainer:
             self.on_report(StepReport(self.step, self.total, entry, rate))
 
     def save(self) -> None:
-        """A snapshot of this step, and the model for other commands."""
-        assert self.directory is not None
+        """A snapshot of this step, and the model for other commands; in the first process."""
+        if self.directory is None:
+            return
+        before = time.perf_counter()
         exported = {"model.safetensors": merged_state(self.validated)}
         adapters = adapter_state(self.validated)
         if adapters:
@@ -295,3 +415,5 @@ class Trainer:
             self.optimizer.state_dict(),
             exported,
         )
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+        self.spent += time.perf_counter() - before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from vitcli.commands.train.result import TrainResult
 from vitcli.config.load import Setting, config_yaml
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import InitScheme
-from vitcli.config.training import TrainRequest
+from vitcli.config.training import TrainRequest, launched
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
@@ -25,7 +24,7 @@ from vitcli.ui.options import ModelOptions, choices, model_option, parse_size, r
 
 def first_process() -> bool:
     """Whether this process prints; torchrun counts them from 0."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return launched().rank == 0
 
 
 def train_option(*names: str, **how: Any) -> Any:
@@ -164,15 +163,16 @@ def _as_written(option: str, value: Any) -> str:
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Among many processes the first tells what is wrong for all; others, what is theirs alone."""
+    """The first process reports what is wrong for all, every other one what is its own."""
+    launch = launched()
     try:
         yield
     except VitcliError as error:
-        if first_process():
+        if launch.rank == 0:
             raise
         if error.exit_code == 2:  # usage and input: the same in every process
             raise typer.Exit(error.exit_code) from error
-        name = f"process {os.environ['RANK']}: {error.message}"
+        name = f"process {launch.rank}: {error.message}"
         raise VitcliError(name, error.hint, exit_code=error.exit_code) from error
 
 

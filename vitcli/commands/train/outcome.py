@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.commands.train.result import AuditRow
-from vitcli.measures import wilson
+from vitcli.measures import all_finite, wilson
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _watched(model: nn.Module, bad: list[str]) -> Iterator[None]:
     def watch(name: str, module: nn.Module) -> None:
         def hook(_: nn.Module, __: object, output: object) -> None:
             parts = output if isinstance(output, tuple) else (output,)
-            if not all(is_finite(p) for p in parts if isinstance(p, Tensor)):
+            if not all(all_finite(p) for p in parts if isinstance(p, Tensor)):
                 bad.append(name)
 
         handles.append(module.register_forward_hook(hook))
@@ -73,10 +73,6 @@ def _watched(model: nn.Module, bad: list[str]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def is_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
 
 
 @torch.no_grad()
@@ -94,11 +90,11 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
         wrong = [
             name
             for name, p in model.get_submodule(bad[0]).named_parameters(prefix=bad[0])
-            if not is_finite(p)
+            if not all_finite(p)
         ]
         return wrong[0] if wrong else f"{bad[0]} (output)"
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    broken = [name for name, gradient in gradients.items() if not is_finite(gradient)]
+    broken = [name for name, gradient in gradients.items() if not all_finite(gradient)]
     if broken:
         return f"{broken[-1]} (gradient)"
     if not gradients:
@@ -108,7 +104,7 @@ def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
     return f"{largest} (largest gradient)"
 
 
-Verdict = Literal["learned", "stalled near chance", "diverged"]
+Verdict = Literal["learned", "stalled near chance", "too few validation images to tell", "diverged"]
 
 CONFIDENCE = 0.998
 """Two-sided; the lower end alone holds with 99.9 %."""
@@ -122,8 +118,16 @@ def chance_accuracy(class_counts: Sequence[int]) -> float:
 
 
 def judge(correct: int, class_counts: Sequence[int]) -> Verdict:
-    """`learned` if the accuracy's lower bound is above chance by a tenth of the way to one."""
-    chance = chance_accuracy(class_counts)
-    bar = chance + MARGIN * (1 - chance)
-    above = wilson(correct, sum(class_counts), CONFIDENCE)[0] > bar
-    return "learned" if above else "stalled near chance"
+    """`learned` if the accuracy's interval is above the bar: chance plus MARGIN of the way to one.
+
+    Where the accuracy is above the bar and its interval is not, there are too few images to tell
+    if the interval also reaches what is clearly learned, twice the margin.
+    """
+    total, chance = sum(class_counts), chance_accuracy(class_counts)
+    bar, clear = (chance + times * MARGIN * (1 - chance) for times in (1, 2))
+    low, high = wilson(correct, total, CONFIDENCE)
+    if low > bar:
+        return "learned"
+    if correct / total > bar and high > clear:
+        return "too few validation images to tell"
+    return "stalled near chance"

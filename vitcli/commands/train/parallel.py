@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitcli.config.training import launched
 from vitcli.errors import VitcliError
 
 
@@ -22,6 +22,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    device: str | torch.device = "cpu"
+    """Where the backend's collectives work: NCCL has none for tensors on the CPU."""
 
     @property
     def first(self) -> bool:
@@ -32,13 +34,16 @@ class World:
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """The sum over all processes, in place, on whatever device `values` is."""
         if self.size > 1:
-            dist.all_reduce(values)
+            there = values.to(self.device)
+            dist.all_reduce(there)
+            if there is not values:
+                values.copy_(there)
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes by rank."""
+        """The values of all processes by rank; over this process's own device, see `world`."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -53,33 +58,52 @@ class World:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """This process's own GPU, where torchrun started several on a machine."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device
+    """This process's own GPU, where torchrun started several on a machine.
+
+    Raises:
+        VitcliError: one GPU is named for several processes, or there are too few.
+    """
+    launch = launched()
+    if device.type != "cuda" or launch.size == 1:
+        return device
+    if device.index is not None:
+        raise VitcliError(
+            f"--device {device}: {launch.size} processes cannot share one GPU", "use --device cuda"
+        )
+    if launch.local_rank >= torch.cuda.device_count():
+        raise VitcliError(
+            f"process {launch.rank} has no GPU (got {torch.cuda.device_count()} on this machine)",
+            "torchrun --nproc-per-node the number of GPUs",
+        )
+    return torch.device("cuda", launch.local_rank)
 
 
 @contextmanager
 def world(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun started; alone where there are none.
 
+    `device` is this process's own, from `local_device`.
+
     Raises:
         VitcliError: the processes cannot meet.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = launched().size
     if size == 1:
         yield World()
         return
+    on_gpu = device.type == "cuda"
+    if on_gpu:  # object collectives and DDP's buffers use the current device
+        torch.cuda.set_device(device)
     try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise VitcliError(
             f"the {size} processes cannot meet: {reason}",
-            "start them with torchrun --standalone --nproc-per-node N -m vitcli ...",
+            "PYTHONSAFEPATH=1 torchrun --standalone --nproc-per-node N -m vitcli ...",
             exit_code=1,
         ) from error
     try:
-        yield World(dist.get_rank(), dist.get_world_size())
+        yield World(dist.get_rank(), dist.get_world_size(), device if on_gpu else "cpu")
     finally:
         dist.destroy_process_group()

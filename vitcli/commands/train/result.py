@@ -20,6 +20,8 @@ class HistoryRow:
     grad_norm: float | None = None
     val_loss: float | None = None
     val_accuracy: float | None = None
+    ema_first_share: float | None = None
+    """Of a validated average, how much is still its first weights; None from a tenth down."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class TrainSummary:
     """How a training run ended; validation is None if it diverged."""
 
     verdict: str
-    """learned, stalled near chance or diverged."""
+    """learned, stalled near chance, too few validation images to tell, or diverged."""
     val_accuracy: float | None
     val_loss: float | None
     chance: float
     """Accuracy of always naming the commonest class."""
     lower_bound: float | None
-    """The accuracy's lower 99.9 % bound."""
+    """The accuracy's lower 99.9 % bound (Wilson's)."""
     bar: float
     """What that bound must exceed for `learned`: a tenth of the way from chance to one."""
     steps: int
@@ -62,6 +64,8 @@ class TrainSummary:
     parameters: int
     trainable: int
     classes: tuple[ClassAccuracy, ...]
+    upper_bound: float | None = None
+    """The accuracy's upper 99.9 % bound."""
 
 
 @dataclass(frozen=True)

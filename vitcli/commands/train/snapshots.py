@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +26,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitcli.commands.train.result import HistoryRow
 from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
-from vitcli.files import as_new, atomic_write, sync
+from vitcli.files import as_new, atomic_write, sync, try_lock
 
 Tensors = Mapping[str, Tensor]
+OTHER_SNAPSHOT = "remove this snapshot; --resume then continues from the one before"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,101 @@ class Snapshot:
     optimizer: dict[str, Any]
     metrics_bytes: int
     """Length of metrics.jsonl then; what is beyond it was never vouched for."""
+    folder: Path
+
+    def fit(self, weights: Tensors, ema: bool, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's state dict, once every tensor is known to have its place in the run.
+
+        A fused optimizer reads as many elements as its parameter has, whatever the state has.
+
+        Raises:
+            VitcliError: a tensor is missing, left over, or of another shape or type.
+        """
+        own = optimizer.state_dict()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        try:
+            same_tensors("weights.safetensors", self.weights, weights)
+            if ema != (self.ema is not None):
+                raise ValueError(f"ema.safetensors is {'missing' if ema else 'unexpected'}")
+            if self.ema is not None:
+                same_tensors("ema.safetensors", self.ema, weights)
+            state = self.optimizer.get("state") if isinstance(self.optimizer, dict) else None
+            if not isinstance(state, dict) or (self.step > 0 and not state):
+                raise ValueError("trainer.pt has no state of the optimizer")
+            for index, moments in state.items():
+                if not (is_count(index) and index < len(parameters)):
+                    raise ValueError(f"trainer.pt has a state for parameter {index!r}")
+                if not isinstance(moments, dict):
+                    raise ValueError(f"trainer.pt: the state of parameter {index} is no table")
+                like = parameters[index]
+                same_tensors(
+                    f"trainer.pt, parameter {index}",
+                    moments,
+                    {"step": torch.zeros(()), "exp_avg": like, "exp_avg_sq": like},
+                )
+                if not 1 <= float(moments["step"]) <= self.step:
+                    raise ValueError(f"trainer.pt: parameter {index} has another step")
+        except ValueError as error:
+            raise VitcliError(
+                f"{self.folder}: does not fit the run: {error}", OTHER_SNAPSHOT, exit_code=1
+            ) from error
+        # The groups are the config's: only what the steps made is taken from the file.
+        return {"state": state, "param_groups": own["param_groups"]}
+
+
+def same_tensors(what: str, given: Mapping[Any, Any], own: Tensors) -> None:
+    """Raises ValueError unless both have the same names, shapes and types, dense."""
+    if odd := sorted(map(repr, given.keys() ^ own.keys())):
+        side = "is missing" if odd[0] in map(repr, own) else "is unexpected"
+        raise ValueError(f"{what}: {odd[0]} {side}")
+    for name, like in own.items():
+        tensor = given[name]
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise ValueError(f"{what}: {name} is not a dense tensor")
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"{what}: {name} differs (got {tuple(tensor.shape)} {tensor.dtype}, "
+                f"expected {tuple(like.shape)} {like.dtype})"
+            )
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """A torch file of tensors and plain containers, never code, with every checksum read.
+
+    Raises:
+        ValueError: it is damaged or of another kind.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(m.file_size > m.compress_size for m in members):
+                raise ValueError("is compressed, which a snapshot never is")
+            if damaged := archive.testzip():
+                raise ValueError(f"{path.name}: {damaged} is damaged")
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # the unpickler raises whatever the bytes lead it to
+        raise ValueError(f"{path.name}: {type(error).__name__}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path.name} is not a snapshot")
+    return state
+
+
+def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None where it is not one of a run up to `step`."""
+    try:
+        entry = json.loads(line)
+        row = HistoryRow(**entry)
+        numbers = [value for value in entry.values() if value is not None]
+        plain = all(type(value) in (int, float) for value in numbers)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return entry if plain and is_count(row.step) and row.step <= step else None
 
 
 class RunDirectory:
@@ -58,6 +157,37 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"
         self.snapshots = path / "snapshots"
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """This process alone writes here, until the block ends or the process does.
+
+        Raises:
+            VitcliError: another process is at it, or the directory cannot be made.
+        """
+        with self._making():
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = try_lock(self.path / ".lock")
+        if lock is None:
+            raise VitcliError(
+                f"{self.path}: another process is training in this directory",
+                "wait until it has ended, or choose another --out",
+            )
+        try:
+            yield
+        finally:
+            lock.close()
+
+    @contextmanager
+    def _making(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise VitcliError(
+                f"{self.path}: cannot be written: {error.strerror}",
+                "choose another --out",
+                exit_code=1,
+            ) from error
+
     def start(self, config: ModelConfig) -> None:
         """Make the directory of a new run.
 
@@ -67,20 +197,45 @@ class RunDirectory:
         if self.config_file.exists():
             raise VitcliError(
                 f"{self.path}: there is a run in this directory",
-                "--resume continues it; or give another --out",
+                "--resume continues it; or choose another --out",
             )
-        try:
+        with self._making():
             self.snapshots.mkdir(parents=True, exist_ok=True)
-            self.metrics_file.write_bytes(b"")
-        except OSError as error:
-            raise VitcliError(
-                f"cannot make {self.path}: {error.strerror}", "another --out", exit_code=1
-            ) from error
+            with self._metrics(os.O_RDWR | os.O_CREAT) as file:
+                if os.fstat(file).st_size:  # a run's config is written after an empty one
+                    raise VitcliError(
+                        f"{self.metrics_file}: is not of a run of this directory",
+                        "move it away, or choose another --out",
+                    )
         with atomic_write(self.config_file) as file:
             file.write(config_yaml(config).encode())
 
-    def check_config(self, config: ModelConfig) -> None:
+    @contextmanager
+    def _metrics(self, flags: int) -> Iterator[int]:
+        """A descriptor of metrics.jsonl itself: a link or a device there is refused."""
+        try:
+            flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(self.metrics_file, flags, 0o666)
+        except OSError as error:
+            if not self.metrics_file.is_symlink():
+                raise
+            raise self._not_ours("is a link") from error
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise self._not_ours("is not a regular file")
+            yield file
+        finally:
+            os.close(file)
+
+    def _not_ours(self, what: str) -> VitcliError:
+        return VitcliError(
+            f"{self.metrics_file}: {what}", f"remove {self.path} and start the run again"
+        )
+
+    def check_config(self, config: ModelConfig, may_change: Collection[str] = ()) -> None:
         """Refuse to continue another run than this one.
+
+        `may_change` are dotted keys whose change the caller allows.
 
         Raises:
             VitcliError: the configs differ; the message shows where.
@@ -89,6 +244,7 @@ class RunDirectory:
         there = dotted(saved.model_dump(mode="python"))
         asked = dotted(config.model_dump(mode="python"))
         keys = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
+        keys = [key for key in keys if key not in may_change]
         if keys:
             shown = "; ".join(
                 f"{key} is {there.get(key, 'absent')} in the run, {asked.get(key, 'absent')} now"
@@ -100,42 +256,69 @@ class RunDirectory:
             )
 
     def latest(self) -> Snapshot | None:
-        """The last whole snapshot, or none.
+        """The last whole snapshot, or none; `Snapshot.fit` says whether a model can take it.
 
         Raises:
-            VitcliError: it cannot be read.
+            VitcliError: it cannot be read, or is not a snapshot.
         """
         steps = self._steps()
         if not steps:
             return None
         folder = self._folder(steps[-1])
         try:
-            # weights_only: tensors and plain containers, never code.
-            state = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
             ema = folder / "ema.safetensors"
-            return Snapshot(
-                step=state["step"],
+            state = read_state(folder / "trainer.pt")
+            found = Snapshot(
+                step=state.pop("step"),
                 weights=load_file(folder / "weights.safetensors"),
                 ema=load_file(ema) if ema.exists() else None,
-                optimizer=state["optimiser"],
-                metrics_bytes=state["metrics_bytes"],
+                optimizer=state.pop("optimiser"),
+                metrics_bytes=state.pop("metrics_bytes"),
+                folder=folder,
             )
-        except (OSError, SafetensorError, RuntimeError, KeyError, EOFError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise VitcliError(
-                f"{folder}: cannot be read: {error}",
-                "remove this snapshot; --resume then goes on from the one before",
+                f"{folder}: cannot be read: {reason}",
+                OTHER_SNAPSHOT,
                 exit_code=1,
             ) from error
+        if not (is_count(found.step) and is_count(found.metrics_bytes) and found.step == steps[-1]):
+            raise VitcliError(
+                f"{folder}: is not the snapshot of step {steps[-1]}", OTHER_SNAPSHOT, exit_code=1
+            )
+        return found
 
-    def rewind_metrics(self, length: int) -> list[dict[str, Any]]:
-        """Cut metrics.jsonl to what the snapshot vouches for; its lines."""
-        if self.metrics_file.exists():
-            os.truncate(self.metrics_file, length)
-        elif length:
-            raise VitcliError(f"{self.metrics_file} is gone", "start the run again", exit_code=1)
-        else:
-            self.metrics_file.write_bytes(b"")
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+    def rewind_metrics(self, length: int, step: int, cut: bool = True) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl that the snapshot of `step` vouches for.
+
+        `cut` removes what is beyond them, once they are known to be this run's.
+
+        Raises:
+            VitcliError: they are not, and then the file is left as it is.
+        """
+        wrong = self._not_ours(f"is not what the run wrote up to step {step}")
+        try:
+            with self._metrics(os.O_RDWR if cut else os.O_RDONLY) as file:
+                size = os.fstat(file).st_size
+                lines = os.pread(file, length, 0).split(b"\n") if 0 < length <= size else [b""]
+                if size < length or lines.pop():
+                    raise wrong
+                history = [metrics_entry(line, step) for line in lines]
+                if None in history:
+                    raise wrong
+                if cut:
+                    os.ftruncate(file, length)
+        except FileNotFoundError:
+            if length:
+                raise self._not_ours("is missing") from None
+            if cut:
+                with self._making(), self._metrics(os.O_RDWR | os.O_CREAT | os.O_EXCL):
+                    pass
+            return []
+        except OSError as error:
+            raise self._not_ours(f"cannot be read: {error.strerror}") from error
+        return [entry for entry in history if entry is not None]
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line; NaN and infinities are null, as JSON has none."""
@@ -143,8 +326,10 @@ class RunDirectory:
             key: None if isinstance(value, float) and value - value != 0 else value
             for key, value in entry.items()
         }
-        with self._writing(), self.metrics_file.open("ab") as file:
-            file.write(json.dumps(plain).encode() + b"\n")
+        line = json.dumps(plain).encode() + b"\n"
+        with self._writing(), self._metrics(os.O_WRONLY | os.O_APPEND) as file:
+            while line:
+                line = line[os.write(file, line) :]
 
     def save(
         self,
@@ -217,7 +402,7 @@ class RunDirectory:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise VitcliError(
                 f"cannot write {self.path}: {reason}; {good}",
-                "make room, then the same command with --resume",
+                "free some space, then run the same command with --resume",
                 exit_code=1,
             ) from error
 

@@ -50,8 +50,11 @@ def said(report: Any) -> str:
     entry = report.entry
     place = f"step {report.step}/{report.steps}: "
     if "val_accuracy" in entry:
+        share = entry.get("ema_first_share")
+        first = f"; the average still holds {share:.0%} of its first weights" if share else ""
         return (
-            f"{place}validation loss {entry['val_loss']:.4f}, accuracy {entry['val_accuracy']:.4f}"
+            f"{place}validation loss {entry['val_loss']:.4f}, "
+            f"accuracy {entry['val_accuracy']:.4f}{first}"
         )
     return (
         f"{place}loss {entry['loss']:.3f}, accuracy {entry['accuracy']:.2f}, lr {entry['lr']:.2e}, "
@@ -164,11 +167,13 @@ def verdict_line(summary: TrainSummary) -> str:
             f"the loss or its gradient is not finite{escape(layer)}"
         )
     color = "green" if summary.verdict == "learned" else "yellow"
-    where = "above" if summary.verdict == "learned" else "not above"
+    reach = {"learned": "is above", "stalled near chance": "is not above"}
     return (
-        f"[bold {color}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f}, "
-        f"chance {summary.chance:.4f}; the lower 99.9 % bound {summary.lower_bound:.4f} is {where} "
-        f"{summary.bar:.4f}, a tenth of the way from chance to one"
+        f"[bold {color}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f} of "
+        f"{plural(sum(row.images for row in summary.classes), 'image')}, 99.9 % interval "
+        f"{summary.lower_bound:.4f} to {summary.upper_bound:.4f}, which "
+        f"{reach.get(summary.verdict, 'reaches below')} {summary.bar:.4f}, a tenth of the way "
+        f"from chance ({summary.chance:.4f}) to one"
     )
 
 
