@@ -6,12 +6,14 @@ of a result is its fields plus `schema_version` (see `vitcli.results`).
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
+import io
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,6 +66,8 @@ class Result:
     made by the `view` module beside the class's own, so a result imports nothing that draws.
     """
 
+    rows_at: ClassVar[str] = ""
+    """Dotted path of the list that is the result's main table."""
     view_prefix: ClassVar[str] = ""
     """Before `tables` and `figure` in a view that shows several kinds of results."""
 
@@ -74,6 +78,30 @@ class Result:
     def to_json(self) -> str:
         """`to_dict()` as `--json` prints it: ASCII only, so that any file name survives a pipe."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The result's main table, a dict per row: its scalars, and those of what holds it.
+
+        That is the list at `rows_at` (`models.layers`: one row per layer of each model); a result
+        without a list has one row. Nested fields have dotted names; lists are JSON.
+        """
+        plain = to_plain(self)
+        if not self.rows_at:
+            return [_row(plain)]
+        outer: list[tuple[dict[str, Any], Any]] = [({}, plain)]
+        *above, last = self.rows_at.split(".")
+        for name in above:
+            prefix = name.removesuffix("s")
+            outer = [
+                (before | {f"{prefix}.{key}": value for key, value in _row(item).items()}, item)
+                for before, holder in outer
+                for item in holder[name]
+            ]
+        return [before | _row(item) for before, holder in outer for item in holder[last]]
+
+    def to_csv(self) -> str:
+        """`records()` as CSV (RFC 4180), numbers unrounded; see `csv_text`."""
+        return csv_text(self.records())
 
     def figure(self) -> Any:
         """The `matplotlib.figure.Figure` that `--plot` draws.
@@ -104,6 +132,44 @@ class Result:
         package = type(self).__module__.rpartition(".")[0]
         view = importlib.import_module(f"{package}.view")  # by name: it stands above this module
         return getattr(view, self.view_prefix + name, None)
+
+
+def _row(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Scalars by dotted name; lists of objects have rows of their own and are left out."""
+    row: dict[str, Any] = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            row |= {f"{key}.{name}": inner for name, inner in _row(value).items()}
+        elif isinstance(value, list):
+            if not any(isinstance(item, dict | list) for item in value):
+                row[key] = json.dumps(value)
+        else:
+            row[key] = value
+    return row
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV; the columns are the keys in the order in which they first appear.
+
+    Text that begins with `=`, `+`, `-`, `@`, a tab or a carriage return is preceded by an
+    apostrophe: a spreadsheet would run it as a formula. Numbers are not text and stay.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([row.get(name) for name in names] for row in rows)]
+    return "".join(map(_csv_line, lines))
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    written = io.StringIO()
+    csv.writer(written).writerow(map(_csv_cell, cells))  # its \r\n has it quote both characters
+    return written.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.encode("utf-8", "backslashreplace").decode()
+        return "'" + value if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return json.dumps(value) if isinstance(value, bool | list | dict) else value
 
 
 def _console() -> Any:

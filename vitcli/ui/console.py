@@ -51,9 +51,24 @@ def stream(stderr: bool = False) -> Console:
     if stderr and _live:
         return _live[-1]
     console = CleanConsole(stderr=stderr, highlight=False, emoji=False)
+    if _unlimited and not stderr:
+        console.width = 10_000
     if not (sys.stderr if stderr else sys.stdout).isatty() and not (stderr and console.is_terminal):
         console.width = 10_000
     return console
+
+
+_unlimited: list[bool] = []
+
+
+@contextmanager
+def unlimited_width() -> Iterator[None]:
+    """Inside it, an answer has as many columns as it wants, on a terminal too."""
+    _unlimited.append(True)
+    try:
+        yield
+    finally:
+        _unlimited.pop()
 
 
 def answer_width() -> int:
@@ -75,7 +90,7 @@ def answer_text(text: str) -> None:
 
 def as_text(parts: Iterable[Any], width: int) -> str:
     """What `answer` prints, without colors."""
-    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
+    console = CleanConsole(file=io.StringIO(), width=width, highlight=False, emoji=False)
     for part in parts:
         console.print(part)
     written: str = console.file.getvalue()  # type: ignore[attr-defined]
@@ -84,7 +99,7 @@ def as_text(parts: Iterable[Any], width: int) -> str:
 
 def as_html(parts: Iterable[Any]) -> str:
     """What `answer` prints, as HTML for a notebook."""
-    console = Console(file=io.StringIO(), width=160, record=True, highlight=False, emoji=False)
+    console = CleanConsole(file=io.StringIO(), width=160, record=True, highlight=False, emoji=False)
     for part in parts:
         console.print(part)
     return console.export_html(

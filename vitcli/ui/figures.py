@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.results import Result
-from vitcli.ui.console import answer, answer_text, note
+from vitcli.ui.console import note
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -42,14 +40,6 @@ def save_figure(drawing: Any, path: Path) -> None:
     with atomic_write(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands in its place
         drawing.savefig(file, format=path.suffix.lower()[1:], dpi=150)
-
-
-def show(result: Result, json: bool, tables: Callable[[Any], Iterable[Any]] | None = None) -> None:
-    """The answer on stdout; `tables` is the result's own view unless given."""
-    if json:
-        answer_text(result.to_json())
-    else:
-        answer(*(tables(result) if tables else result.tables()))
 
 
 def draw(drawing: Any, file: Path, what: str = "") -> None:

@@ -23,8 +23,39 @@ from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.ui.tables import FORMATS, complete
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """How an answer is printed."""
+
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables (--format json).")
+    ] = False
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(FORMATS),
+            help="JSON and CSV are unrounded; LaTeX needs booktabs.",
+            autocompletion=complete(FORMATS),
+        ),
+    ] = "table"
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise VitcliError(f"--format {self.format}: unknown", "one of " + ", ".join(FORMATS))
+        if self.json and self.format not in ("table", "json"):
+            raise VitcliError(f"--json and --format {self.format}: two formats", "give one of them")
+
+    @property
+    def form(self) -> str:
+        """One of `ui.tables.FORMATS`."""
+        return "json" if self.json else self.format
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 PlotOption = Annotated[

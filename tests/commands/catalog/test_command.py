@@ -101,7 +101,7 @@ def test_convert_then_load_is_bit_exact(folder: Path, tmp_path: Path) -> None:
 def test_convert_keeps_what_is_there(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
-    assert "is there already" in run("convert", folder, tmp_path / "out", code=2).stderr
+    assert "already exists" in run("convert", folder, tmp_path / "out", code=2).stderr
     assert (tmp_path / "out" / "precious").read_text() == "x"
     assert sorted(f.name for f in tmp_path.iterdir()) == ["out", "vit"]
 

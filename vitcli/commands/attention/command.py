@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw, show
+from vitcli.ui.figures import draw
 from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
     EveryOption,
-    JsonOption,
+    Output,
     PlotOption,
     grouped,
 )
+from vitcli.ui.tables import show
 
 if TYPE_CHECKING:
     from vitcli.model import Model
 
 
+@grouped
 @grouped
 def attn_entropy(
     images: Annotated[
@@ -77,7 +79,7 @@ def attn_entropy(
         ),
     ] = False,
     background: BackgroundOption = "white",
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
 ) -> None:
     """How sharp or smooth is attention, by layer and head, and where does it look?
@@ -155,9 +157,9 @@ def attn_entropy(
         draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets did not fit")
-    if json or result.models:
+    if output.form != "table" or result.models:
         from vitcli.commands.attention.view import tables
 
-        show(result, json, lambda result: tables(result, every))
+        show(result, output.form, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)

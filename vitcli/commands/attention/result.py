@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, Result
 
@@ -96,6 +97,8 @@ class EncoderAttention:
 @dataclass(frozen=True)
 class AttentionResult(Result):
     """The result of `vitcli attn-entropy`."""
+
+    rows_at: ClassVar[str] = "models.layers"
 
     query: str
     """all, cls, patch or "ROW,COL": the queries of `entropy` and `entropy_normalised`."""

@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from vitcli.ui.figures import show
-from vitcli.ui.options import JsonOption
+from vitcli.ui.options import Output, grouped
+from vitcli.ui.tables import show
 
 
+@grouped
 def presets(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Only presets whose name contains it.")
     ] = "",
-    json: JsonOption = False,
+    *,
+    output: Output,
 ) -> None:
     """The encoders that --preset knows.
 
@@ -25,14 +27,16 @@ def presets(
     """
     from vitcli.commands.catalog.analysis import presets as analysis
 
-    show(analysis(word), json)
+    show(analysis(word), output.form)
 
 
+@grouped
 def families(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Only families whose name contains it.")
     ] = "",
-    json: JsonOption = False,
+    *,
+    output: Output,
 ) -> None:
     """The checkpoint families that --weights reads, and how each was verified.
 
@@ -43,4 +47,4 @@ def families(
     """
     from vitcli.commands.catalog.analysis import families as analysis
 
-    show(analysis(word), json)
+    show(analysis(word), output.form)

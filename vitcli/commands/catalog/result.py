@@ -24,6 +24,8 @@ class PresetRow:
 class PresetsResult(Result):
     """The answer of `vitcli presets`."""
 
+    rows_at: ClassVar[str] = "presets"
+
     view_prefix: ClassVar[str] = "presets_"
 
     presets: tuple[PresetRow, ...]
@@ -42,6 +44,8 @@ class FamilyRow:
 @dataclass(frozen=True)
 class FamiliesResult(Result):
     """The answer of `vitcli families`."""
+
+    rows_at: ClassVar[str] = "families"
 
     view_prefix: ClassVar[str] = "families_"
 

@@ -11,18 +11,20 @@ import typer
 from vitcli.config.load import nearest, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw, show
+from vitcli.ui.figures import draw
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
-    JsonOption,
+    Output,
     PlotOption,
     SharedModelOptions,
     grouped,
     split_source,
 )
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def compare(
     a: Annotated[
@@ -71,7 +73,7 @@ def compare(
     ] = None,
     every: EveryOption = 1,
     background: BackgroundOption = "white",
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
 ) -> None:
     """Compare two encoders, or two sources of one, layer by layer: where do they first differ?
@@ -127,7 +129,7 @@ def compare(
         draw(figure(result), plot)
     from vitcli.commands.compare.view import tables
 
-    show(result, json, lambda result: tables(result, every))
+    show(result, output.form, lambda result: tables(result, every))
     if result.failed or result.holes:
         raise typer.Exit(1)
 

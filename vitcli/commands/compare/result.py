@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -76,6 +77,8 @@ class BestPair:
 @dataclass(frozen=True)
 class CompareResult(Result):
     """The result of `vitcli compare`."""
+
+    rows_at: ClassVar[str] = "differences"
 
     a: ModelInfo
     b: ModelInfo

@@ -156,8 +156,9 @@ def run_job(
     request: ModelRequest, inputs: list[str], out: str, job: JobOptions, **how: Any
 ) -> None:
     """Encode, show progress, and answer with the table or JSON; exit code 1 if any image failed."""
-    from vitcli.commands.embed.view import summary, tables, watch_job
-    from vitcli.ui.console import answer, answer_text, note, status, stream
+    from vitcli.commands.embed.view import summary, watch_job
+    from vitcli.ui.console import note, status, stream
+    from vitcli.ui.tables import show
 
     job.check()
     with status("loading torch and the encoder"):
@@ -187,9 +188,6 @@ def run_job(
     if result.duplicates:
         note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
     stream(stderr=True).print(summary(result), markup=False, soft_wrap=True)
-    if how["json"]:
-        answer_text(result.to_json())
-    else:
-        answer(*tables(result))
+    show(result, how["form"])
     if result.failed:
         raise typer.Exit(1)

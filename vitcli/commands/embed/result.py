@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -18,6 +19,8 @@ class FailureCount:
 @dataclass(frozen=True)
 class FolderResult(Result):
     """The answer of `vitcli encode PATH... --out DIR`; counts are of this run's share."""
+
+    rows_at: ClassVar[str] = "failures"
 
     model: ModelInfo
     engine: str

@@ -10,20 +10,23 @@ import typer
 
 from vitcli.commands.embed.command import JobOptions, is_job, run_job
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw, show
+from vitcli.ui.figures import draw
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
     EveryOption,
-    JsonOption,
     ModelOptions,
+    Output,
     PlotOption,
     PrintConfigOption,
+    Without,
     grouped,
     known_engine,
 )
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def encode(
     images: Annotated[
@@ -80,7 +83,7 @@ def encode(
             "--layer", metavar="N", help="The layer that --map draws, as in the table; the last."
         ),
     ] = None,
-    json: JsonOption = False,
+    output: Annotated[Output, Without(("format",))],  # --format is that of --out
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -132,7 +135,9 @@ def encode(
     color = parse_color(background)
     if many and not print_config:
         assert out is not None
-        return run_job(request, images or [], out, job, tokens=tokens, background=color, json=json)
+        return run_job(
+            request, images or [], out, job, tokens=tokens, background=color, form=output.form
+        )
 
     with status("loading torch and the encoder"):
         from vitcli.commands.encode import analysis
@@ -177,9 +182,9 @@ def encode(
         from vitcli.commands.encode.view import figure
 
         draw(figure(result), plot)
-    if json or result.images:
+    if output.form != "table" or result.images:
         from vitcli.commands.encode.view import tables
 
-        show(result, json, lambda result: tables(result, every))
+        show(result, output.form, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)

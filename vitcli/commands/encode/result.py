@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -37,6 +38,8 @@ class EncodedImage:
 @dataclass(frozen=True)
 class EncodeResult(Result):
     """The answer of `vitcli encode`."""
+
+    rows_at: ClassVar[str] = "images.layers"
 
     model: ModelInfo
     engine: str

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import show
-from vitcli.ui.options import BackgroundOption, EncodersOptions, JsonOption, grouped
+from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def explore(
     images: Annotated[
@@ -37,7 +38,7 @@ def explore(
         typer.Option("--max-size", metavar="MIB", min=0.1, help="Largest size of the page."),
     ] = 10.0,
     background: BackgroundOption = "white",
-    json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Write one page on which you point at a patch and see similarity and attention.
 
@@ -89,7 +90,7 @@ def explore(
         warn(failure.error)
     from vitcli.commands.explore.view import tables
 
-    show(result, json, tables)
+    show(result, output.form, tables)
     if result.failed:
         raise typer.Exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -30,6 +31,8 @@ class ExploredEncoder:
 @dataclass(frozen=True)
 class ExploreResult(Result):
     """The page that `vitcli explore` wrote."""
+
+    rows_at: ClassVar[str] = "encoders"
 
     path: str
     bytes: int

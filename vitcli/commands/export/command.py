@@ -10,10 +10,11 @@ import typer
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.engines import OPSET
-from vitcli.ui.figures import show
-from vitcli.ui.options import JsonOption, ModelOptions, grouped
+from vitcli.ui.options import ModelOptions, Output, grouped
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def export(
     out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="The file to write.")],
@@ -22,7 +23,7 @@ def export(
     opset: Annotated[
         int, typer.Option("--opset", min=18, metavar="N", help="ONNX operator set.")
     ] = OPSET,
-    json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Write an encoder as an ONNX graph with a free batch, checked against eager.
 
@@ -48,9 +49,10 @@ def export(
         result = analysis.export(loaded, out, opset)
     if loaded.fresh:
         note("fresh weights: the graph describes the architecture, not a trained encoder")
-    show(result, json)
+    show(result, output.form)
 
 
+@grouped
 def convert(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="Checkpoint file, directory or hub owner/name.")
@@ -68,7 +70,8 @@ def convert(
         str,
         typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
     ] = "float32",
-    json: JsonOption = False,
+    *,
+    output: Output,
 ) -> None:
     """Write a checkpoint as safetensors with vitcli's YAML, preprocessing included.
 
@@ -94,4 +97,4 @@ def convert(
 
         result = analysis(load_model(request), out)
     note(result.checkpoint.line())
-    show(result, json)
+    show(result, output.form)

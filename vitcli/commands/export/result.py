@@ -25,6 +25,8 @@ class ExportedTensor:
 class ExportResult(Result):
     """The graph as it was written and read back."""
 
+    rows_at: ClassVar[str] = "files"
+
     model: ModelInfo
     files: tuple[ExportedFile, ...]
     opset: int

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from vitcli.ui.figures import draw, show
-from vitcli.ui.options import JsonOption, PlotOption
+from vitcli.ui.figures import draw
+from vitcli.ui.options import Output, PlotOption, grouped
+from vitcli.ui.tables import show
 
 
+@grouped
 def neighbors(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli encode --out DIR` wrote.")
@@ -22,7 +24,8 @@ def neighbors(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Where another file is encoded.")
     ] = "auto",
-    json: JsonOption = False,
+    *,
+    output: Output,
     plot: PlotOption = None,
 ) -> None:
     """The images nearest to one, by cosine: whether the vectors make sense, at a glance.
@@ -46,4 +49,4 @@ def neighbors(
         draw(figure(result, analysis.pictures(result)), plot)
     from vitcli.commands.neighbors.view import tables
 
-    show(result, json, tables)
+    show(result, output.form, tables)

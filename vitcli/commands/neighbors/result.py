@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import Result
 
@@ -22,6 +23,8 @@ class Neighbor:
 @dataclass(frozen=True)
 class NeighborsResult(Result):
     """The answer of `vitcli neighbors DIR IMAGE`, nearest first."""
+
+    rows_at: ClassVar[str] = "neighbours"
 
     image: str
     folder: str

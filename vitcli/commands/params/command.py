@@ -8,22 +8,24 @@ from vitcli.config.load import load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw, show
+from vitcli.ui.figures import draw
 from vitcli.ui.options import (
     EncodersOptions,
-    JsonOption,
+    Output,
     PlotOption,
     PrintConfigOption,
     Without,
     grouped,
 )
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def params(
     *,
     models: Annotated[EncodersOptions, Without(("seed", "device", "pos_resize"))],
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -58,7 +60,7 @@ def params(
         draw(figure(result), plot)
     from vitcli.commands.params.view import tables
 
-    show(result, json, lambda result: tables(result, answer_width()))
+    show(result, output.form, lambda result: tables(result, answer_width()))
 
 
 def _config(request: ModelRequest) -> ModelConfig:

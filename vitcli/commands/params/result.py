@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import Result
 
@@ -56,6 +57,8 @@ class ModelCosts:
 @dataclass(frozen=True)
 class ParamsResult(Result):
     """The answer of `vitcli params`."""
+
+    rows_at: ClassVar[str] = "models.components"
 
     models: tuple[ModelCosts, ...]
 

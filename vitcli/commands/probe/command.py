@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import show
-from vitcli.ui.options import JsonOption, ModelOptions, grouped
+from vitcli.ui.options import ModelOptions, Output, grouped
+from vitcli.ui.tables import show
 
 
+@grouped
 @grouped
 def probe(
     folder: Annotated[
@@ -41,7 +42,7 @@ def probe(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
     ] = None,
-    json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Whether an encoder is any good on your images: k nearest neighbors and a linear probe.
 
@@ -84,4 +85,4 @@ def probe(
         result = analysis.probe(folder, data, k, folds)
     from vitcli.commands.probe.view import tables
 
-    show(result, json, tables)
+    show(result, output.form, tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import Result
 
@@ -24,6 +25,8 @@ class ProbeScore:
 @dataclass(frozen=True)
 class ProbeResult(Result):
     """The answer of `vitcli probe DIR`."""
+
+    rows_at: ClassVar[str] = "scores"
 
     folder: str
     model: str

@@ -9,8 +9,9 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw, show
-from vitcli.ui.options import JsonOption, ModelOptions, PlotOption, PrintConfigOption, grouped
+from vitcli.ui.figures import draw
+from vitcli.ui.options import ModelOptions, Output, PlotOption, PrintConfigOption, grouped
+from vitcli.ui.tables import show
 
 BATCHES = (1, 8, 64)
 
@@ -25,6 +26,7 @@ EngineOption = Annotated[
 ]
 
 
+@grouped
 @grouped
 def profile(
     *,
@@ -70,7 +72,7 @@ def profile(
             "--trace", metavar="FILE.json.gz", help="A Chrome trace of one step, for Perfetto."
         ),
     ] = None,
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -131,7 +133,7 @@ def profile(
         draw(figure(result), plot)
     from vitcli.commands.profile.view import tables
 
-    show(result, json, tables)
+    show(result, output.form, tables)
     if not answered:
         raise typer.Exit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import ClassVar, get_args
 
 from vitcli.config.schema import AttendKind
 from vitcli.engines import ENGINES
@@ -117,6 +117,8 @@ class Comparison:
 @dataclass(frozen=True)
 class ProfileResult(Result):
     """The answer of `vitcli profile`."""
+
+    rows_at: ClassVar[str] = "runs"
 
     model: ModelInfo
     image_size: tuple[int, int]

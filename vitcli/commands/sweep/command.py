@@ -13,7 +13,8 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.ui import figures as answers
-from vitcli.ui.options import JsonOption, PlotOption
+from vitcli.ui.options import Output, PlotOption, grouped
+from vitcli.ui.tables import show as answer_with
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import SweepReport
@@ -32,6 +33,7 @@ def report_option(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Reporting", **how)
 
 
+@grouped
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE.yaml]", help="The sweep to run.")
@@ -91,7 +93,8 @@ def sweep(
         str | None,
         report_option("--show", metavar="TRIAL", help="All about one trial and its command."),
     ] = None,
-    json: JsonOption = False,
+    *,
+    output: Output,
     csv: Annotated[
         Path | None, report_option("--csv", metavar="FILE", help="Write a row a trial.")
     ] = None,
@@ -174,7 +177,7 @@ def sweep(
     )
     code = 0
     if dry_run:
-        return _dry_run(loaded, results, retry_failed, json)
+        return _dry_run(loaded, results, retry_failed, output.form)
     if report is None:
         code = _run(loaded, results, fail_fast, retry_failed)
     found = gather(loaded, results, view)
@@ -189,10 +192,10 @@ def sweep(
                 write(found, path)
                 note(f"wrote {len(found.trials)} trials to {path}")
     if show:
-        _show(found, show, json)
+        _show(found, show, output.form)
     else:
-        answers.show(found, json, lambda found: tables(found, each))
-        if not json:
+        answer_with(found, output.form, lambda found: tables(found, each))
+        if output.form == "table":
             reading = f"vitcli sweep --report {shlex.quote(str(place))}"
             note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
     if plot:
@@ -245,14 +248,14 @@ def _program() -> list[str] | None:
     return shlex.split(os.environ.get(PROGRAM_VARIABLE, "")) or None
 
 
-def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, json: bool) -> None:
+def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, form: str) -> None:
     from vitcli.commands.sweep.options import known_commands
     from vitcli.commands.sweep.report import plan
     from vitcli.commands.sweep.view import plan_tables
 
     command = known_commands()[sweep.command]
     planned = plan(sweep, results, command, retry_failed=retry_failed, program=_program())
-    answers.show(planned, json, plan_tables)
+    answer_with(planned, form, plan_tables)
 
 
 def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int:
@@ -296,7 +299,7 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
     return 1 if outcome.stopped or counts.failed or outcome.killed or alone else 0
 
 
-def _show(found: SweepReport, id: str, json: bool) -> None:
+def _show(found: SweepReport, id: str, form: str) -> None:
 
     matches = [trial for trial in found.trials if trial.id.startswith(id)]
     if len(matches) != 1:
@@ -304,4 +307,4 @@ def _show(found: SweepReport, id: str, json: bool) -> None:
             f"--show {id}: {'several trials begin' if matches else 'no trial begins'} with it",
             "`--each` lists the trials",
         )
-    answers.show(matches[0], json)
+    answer_with(matches[0], form)

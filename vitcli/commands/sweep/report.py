@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 import json
 import operator
 import re
@@ -32,6 +30,7 @@ from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
+from vitcli.results import csv_text
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -349,13 +348,8 @@ def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
 
 def write_csv(report: SweepReport, path: Path) -> None:
     """Write the rows; what has no value is an empty cell."""
-    table = rows(report)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]) if table else ["id"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
     with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+        file.write((csv_text(rows(report)) if report.trials else "id\n").encode())
 
 
 def write_parquet(report: SweepReport, path: Path) -> None:

@@ -73,6 +73,8 @@ class SweepGroup:
 class SweepReport(Result):
     """The answer of `vitcli sweep`."""
 
+    rows_at: ClassVar[str] = "trials"
+
     name: str
     question: str
     command: str
@@ -104,6 +106,8 @@ class PlannedTrial:
 @dataclass(frozen=True)
 class SweepPlan(Result):
     """The answer of `vitcli sweep --dry-run`: trials known in advance, and draws still to come."""
+
+    rows_at: ClassVar[str] = "trials"
 
     view_prefix: ClassVar[str] = "plan_"
 

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from vitcli.commands.train.options import TrainOptions, one_voice
-from vitcli.ui.options import JsonOption, PlotOption, PrintConfigOption, Without, grouped
+from vitcli.ui.options import Output, PlotOption, PrintConfigOption, Without, grouped
 
 
 @grouped
 @one_voice()
+@grouped
 def train(
     data: Annotated[
         Path | None,
@@ -26,7 +27,7 @@ def train(
     download: Annotated[
         bool, typer.Option("--download", help="Fetch a published set (data.kind) into DATA.")
     ] = False,
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -65,11 +66,12 @@ def train(
 
     with live() as on_report:
         result = analysis.train_images(request, config, images, source, on_report)
-    finish(result, request, json, plot)
+    finish(result, request, output.form, plot)
 
 
 @grouped
 @one_voice()
+@grouped
 def train_shapes(
     *,
     options: Annotated[TrainOptions, Without(("adapter",))],
@@ -81,7 +83,7 @@ def train_shapes(
         Path | None,
         typer.Option("--show-data", metavar="FILE", help="Draw a labeled sheet and stop."),
     ] = None,
-    json: JsonOption = False,
+    output: Output,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -128,4 +130,4 @@ def train_shapes(
 
     with live() as on_report:
         result = analysis.train_shapes(request, config, source, on_report)
-    finish(result, request, json, plot)
+    finish(result, request, output.form, plot)

@@ -192,16 +192,16 @@ def prepared(
     return True
 
 
-def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | None) -> None:
+def finish(result: TrainResult, request: TrainRequest, form: str, plot: Path | None) -> None:
     """Show a run that is over, in the first process only."""
     if not first_process():
         return
-    from vitcli.ui.console import answer, answer_text, note
+    from vitcli.ui.console import note
+    from vitcli.ui.tables import show
 
-    text = result.to_json()
     if request.out:
         with atomic_write(request.out / "result.json") as file:
-            file.write(text.encode())
+            file.write(result.to_json().encode())
         loadable = (request.out / "model.safetensors").exists()
         reads = f"; --weights {request.out} reads it" if loadable else ""
         note(f"the run is in {request.out}{reads}")
@@ -209,9 +209,4 @@ def finish(result: TrainResult, request: TrainRequest, json: bool, plot: Path | 
         from vitcli.commands.train.view import figure
 
         draw(figure(result), plot)
-    if json:
-        answer_text(text)
-    else:
-        from vitcli.commands.train.view import tables
-
-        answer(*tables(result))
+    show(result, form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from vitcli.results import Result
 
@@ -71,6 +71,8 @@ class TrainSummary:
 @dataclass(frozen=True)
 class TrainResult(Result):
     """The answer of `vitcli train-shapes` and `vitcli train`."""
+
+    rows_at: ClassVar[str] = "history"
 
     result: TrainSummary
     history: tuple[HistoryRow, ...]

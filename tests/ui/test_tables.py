@@ -1,0 +1,124 @@
+"""One result in every format: CSV as pandas reads it, Markdown and LaTeX as the tables show it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.text import Text
+from typer.testing import CliRunner
+
+from vitcli.cli import app
+from vitcli.results import csv_text
+from vitcli.ui.console import table
+from vitcli.ui.tables import FORMATS, to_latex, to_markdown
+
+MODELS = ("params", "--preset", "vit-b16", "--preset", "vit-ti16")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_csv_holds_the_numbers_of_the_json() -> None:
+    models = json.loads(run(*MODELS, "--json"))["models"]
+    read = pd.read_csv(io.StringIO(run(*MODELS, "--format", "csv")))
+    parts = [(m["name"], c) for m in models for c in m["components"]]
+    assert len(read) == len(parts)
+    assert list(read["model.name"]) == [name for name, _ in parts]
+    for key in ("name", "parameters", "share", "macs"):
+        assert list(read[key]) == [part[key] for _, part in parts]
+
+
+def test_json_is_the_short_form() -> None:
+    assert run(*MODELS, "--json") == run(*MODELS, "--format", "json")
+    assert run(*MODELS) == run(*MODELS, "--format", "table")
+
+
+def test_an_unknown_format_ends_before_the_work() -> None:
+    assert "one of table, json" in run("params", "--format", "xml", code=2)
+    assert "two formats" in run("params", "--format", "csv", "--json", code=2)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1 apples", "@SUM(A1)", "\t=1", "\r=1"])
+def test_text_that_a_spreadsheet_would_run_is_quoted(text: str) -> None:
+    read = pd.read_csv(io.StringIO(csv_text([{"a": text, "b": -1.5, "c": "x-=y"}])))
+    assert read["a"][0] == "'" + text
+    assert (read["b"][0], read["c"][0]) == (-1.5, "x-=y")
+
+
+def test_csv_keeps_floats_exact_and_nested_fields_apart() -> None:
+    rows = [{"x": 0.1 + 0.2, "y": None}, {"x": 1e-300, "z": 'say "hi", you'}]
+    read = pd.read_csv(io.StringIO(csv_text(rows)))
+    assert list(read["x"]) == [0.1 + 0.2, 1e-300]
+    assert list(read.columns) == ["x", "y", "z"]
+    assert read["z"][1] == 'say "hi", you'
+
+
+def sample() -> object:
+    grid = table("results")
+    grid.add_column(Text("two\nlines"))
+    grid.add_column("", min_width=4)
+    grid.add_column("accuracy (%)", justify="right")
+    grid.add_row("a_b & c|d", "██▌", "1 ± 2", end_section=True)
+    grid.add_row("[bold]50%[/]", "█", "3")
+    return grid
+
+
+def test_markdown_has_the_cells_without_the_bars() -> None:
+    lines = to_markdown(["[bold]name[/]", sample()]).splitlines()
+    assert lines[0] == "name"
+    assert lines[2] == "**results**"
+    assert lines[4:] == [
+        "| two lines | accuracy (%) |",
+        "| --- | ---: |",
+        r"| a\_b & c\|d | 1 ± 2 |",
+        "| 50% | 3 |",
+    ]
+
+
+def test_latex_is_booktabs_with_special_characters_escaped() -> None:
+    assert to_latex(["name 100%", sample()]).splitlines() == [
+        "% name 100%",
+        "% results",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"two lines & accuracy (\%) \\",
+        r"\midrule",
+        r"a\_b \& c\textbar{}d & 1 $\pm$ 2 \\",
+        r"\midrule",
+        r"50\% & 3 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
+def test_latex_compiles(tmp_path: Path) -> None:
+    document = (
+        r"\documentclass{article}\usepackage[utf8]{inputenc}\usepackage{booktabs}\begin{document}"
+        + to_latex([sample()])
+        + run(*MODELS, "--format", "latex")
+        + r"\end{document}"
+    )
+    (tmp_path / "x.tex").write_text(document)
+    subprocess.run(
+        ["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("command", ["presets", "families"])
+def test_every_format_names_every_row(command: str, form: str) -> None:
+    names = [row["name"] for row in json.loads(run(command, "--json"))[command]]
+    assert names
+    shown = re.sub(r"\\(?=[_&%])", "", run(command, "--format", form))
+    assert [name for name in names if name not in shown] == []
