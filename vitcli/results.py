@@ -155,7 +155,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     apostrophe: a spreadsheet would run it as a formula. Numbers are not text and stay.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, *([row.get(name) for name in names] for row in rows)]
+    lines: list[list[Any]] = [[*names], *([row.get(name) for name in names] for row in rows)]
     return "".join(map(_csv_line, lines))
 
 
