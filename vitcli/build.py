@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from vitcli.config import variants
 from vitcli.config.schema import EncoderConfig
+from vitcli.config.variants import Spec
 from vitcli.nn.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
 from vitcli.nn.block import (
     ACTIVATIONS,
@@ -20,8 +23,8 @@ from vitcli.nn.block import (
     PerHeadNorm,
 )
 from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
-from vitcli.nn.initialize import initialize
 from vitcli.nn.masks import CausalMask, Mask, NoMask, WindowMask
+from vitcli.nn.parameters import initialize
 from vitcli.nn.pooling import (
     ClsMeanPooling,
     ClsPooling,
@@ -38,6 +41,7 @@ from vitcli.nn.pooling import (
 from vitcli.nn.positions import (
     AlibiPosition,
     LearnedPosition,
+    LearnedRopePosition,
     NoPosition,
     RopePosition,
     SinCosPosition,
@@ -48,13 +52,13 @@ def _norm(c: EncoderConfig) -> nn.Module:
     return NORMS[c.norm](c.hidden, c.norm_eps)
 
 
-def _table(kind: type[LearnedPosition], c: EncoderConfig) -> NoPosition:
+def _table(kind: Callable[..., LearnedPosition], c: EncoderConfig) -> NoPosition:
     dtype = torch.float32 if c.position_table.resize_dtype == "float32" else None
     resize = c.position_table.resize
     return kind(c.hidden, c.grid, c.table_prefix_rows, resize=resize, resize_dtype=dtype)
 
 
-def _rope(c: EncoderConfig) -> NoPosition:
+def _rope(c: EncoderConfig) -> RopePosition:
     rope = c.rope
     return RopePosition(
         c.head_dim,
@@ -85,6 +89,7 @@ POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "learned": partial(_table, LearnedPosition),
     "sincos2d": partial(_table, SinCosPosition),
     "rope2d": _rope,
+    "learned+rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_rope(c)), c),
     "alibi2d": lambda c: AlibiPosition(c.heads),
     "none": lambda c: NoPosition(),
 }
@@ -116,6 +121,36 @@ QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
         NORMS[c.attention.qk_norm_kind](c.head_dim, c.attention.qk_norm_eps), c.heads
     ),
 }
+
+
+VARIANTS: dict[str, tuple[MutableMapping[str, Any], MutableMapping[str, Any]]] = {
+    "position": (variants.POSITIONS, POSITIONS),
+    "pooling": (variants.POOLINGS, POOLINGS),
+    "head": (variants.HEADS, HEADS),
+    "attention.mask": (variants.MASKS, MASKS),
+    "attention.qk_norm": (variants.QK_NORMS, QK_NORMS),
+    "attention.qkv_bias": (variants.QKV_BIASES, QKV_PROJECTIONS),
+    "norm": (variants.NORMS, NORMS),
+    "mlp": (variants.MLPS, FEED_FORWARDS),
+}
+"""The keys that name a variant: what the config says of each word, and what builds it."""
+
+
+def register(key: str, word: str, spec: Spec, build: Callable[..., Any]) -> None:
+    """Add a variant from outside the package: `encoder.KEY: WORD` is then built like one of ours.
+
+    Args:
+        key: one of VARIANTS.
+        spec: what the config says of it, as the specs of `vitcli.config.variants` do.
+        build: takes what the key's own table in this file takes, and returns the module.
+
+    Raises:
+        ValueError: the word is taken.
+    """
+    specs, builders = VARIANTS[key]
+    if word in specs:
+        raise ValueError(f"{key}: {word} exists already")
+    specs[word], builders[word] = spec, build
 
 
 def _attention(c: EncoderConfig) -> MultiHeadSelfAttention:

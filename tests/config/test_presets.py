@@ -19,7 +19,7 @@ from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.nn import attention, block, positions
 from vitcli.nn import block as feedforward
 from vitcli.nn import block as norms
-from vitcli.nn import initialize as initialize
+from vitcli.nn.parameters import SCHEMES
 
 LINEAR = {"head": "linear", "head_out": 1000}
 TANH = {"head": "tanh"}
@@ -260,7 +260,7 @@ def test_head_widths_are_the_published_ones() -> None:
         (schema.ActivationKind, feedforward.ACTIVATIONS),
         (schema.AttendKind, attention.ATTENDS),
         (schema.BiasParts, attention.QKV_PROJECTIONS),
-        (schema.InitScheme, initialize.SCHEMES),
+        (schema.InitScheme, SCHEMES),
         (schema.TableResize, positions.TABLE_RESIZES),
         (schema.RopeCoordinates, positions.ROPE_COORDINATES),
         (schema.RopeLayout, positions.ROPE_LAYOUTS),

@@ -32,7 +32,7 @@ def test_sincos_table_in_closed_form() -> None:
 
 def test_sincos_prefix_rows_are_zero_and_nothing_is_trained() -> None:
     position = SinCosPosition(16, (3, 5), prefix_rows=1)
-    position.table.copy_(position.initial_table(0.02, None))
+    position.reset(0.02, torch.Generator())
     assert position.table[0].abs().max() == 0
     assert position.table[1:].abs().max() > 0.9
     assert not position.table.requires_grad

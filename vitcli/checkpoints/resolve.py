@@ -18,6 +18,7 @@ from vitcli.checkpoints.shapes import Shapes, has_layer_scale, table_grids, told
 from vitcli.config.load import Layers, Setting, validate
 from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
+from vitcli.config.variants import POSITIONS
 from vitcli.config.yaml import Size, as_tuple, dotted
 from vitcli.errors import VitcliError
 from vitcli.results import Settled
@@ -162,7 +163,8 @@ def settle(
 def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | None) -> None:
     """The native image size and the table's prefix rows, checked against the table's length."""
     table = shapes.get("front_end.position.table")
-    if table is None or claims.get("position") in ("none", "rope2d", "alibi2d"):
+    position = claims.get("position")
+    if table is None or (position in POSITIONS and not POSITIONS[position].has_table):
         return
     patch = claims.get("patch_size")
     if patch is None:

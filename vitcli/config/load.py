@@ -13,7 +13,8 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
+from vitcli.config.variants import HEADS
 from vitcli.config.yaml import (
     Document,
     KeyPath,
@@ -207,22 +208,32 @@ def for_input_size(config: Config, size: tuple[int, int]) -> Config:
     """The config whose preprocessing gives images of this (height, width) in pixels.
 
     Raises:
-        VitcliError: a patch does not fit into it, or the merger's cells do not.
+        VitcliError: a patch does not fit into it, or the cells that the head joins do not.
     """
-    patch = config.encoder.patch_size
-    if min(size) < patch:
-        raise VitcliError(
-            f"an input of {size[0]}x{size[1]} px is smaller than a patch of {patch} px",
-            f"--image-size {patch} or more",
-        )
-    rows, columns = config.encoder.grid_at(size)
-    if config.encoder.head == "merger" and (rows % 2 or columns % 2):
-        raise VitcliError(
-            f"an input of {size[0]}x{size[1]} px has {rows}x{columns} patches, and head: merger "
-            "joins 2x2 of them",
-            f"--image-size in multiples of {2 * patch}",
-        )
+    check_grid(config.encoder, size)
     return config.model_copy(update={"preprocess": resized_to(config.preprocess, size)})
+
+
+def check_grid(encoder: EncoderConfig, size: tuple[int, int]) -> tuple[int, int]:
+    """(rows, columns) of the patches of an input of `size` (height, width) in pixels.
+
+    Raises:
+        VitcliError: a patch does not fit into it, or the cells that the head joins do not.
+    """
+    patch, cell = encoder.patch_size, HEADS[encoder.head].cell
+    rows, columns = encoder.grid_at(size)
+    shown = f"an input of {size[0]}x{size[1]} px"
+    if not rows * columns:
+        raise VitcliError(
+            f"{shown} is smaller than a patch of {patch} px", f"give --image-size {patch} or more"
+        )
+    if rows % cell or columns % cell:
+        raise VitcliError(
+            f"{shown} has {rows}x{columns} patches, but the {encoder.head} head joins "
+            f"{cell}x{cell} of them",
+            f"give an --image-size that is a multiple of {cell * patch}",
+        )
+    return rows, columns
 
 
 def validate(schema: type[Schema], layers: Layers) -> Schema:

@@ -1,12 +1,13 @@
 """The words a config is written in: one pydantic schema, no torch.
 
-Every key is a plain value. `vitcli.build` alone turns names into modules, and a test holds each
-literal here equal to the table of variants there.
+Every key is a plain value; `vitcli.build` alone turns names into modules. The words of the variants
+are the entries of `vitcli.config.variants`, which say what each needs and costs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -18,19 +19,22 @@ from pydantic import (
     model_validator,
 )
 
+from vitcli.config import variants
+from vitcli.config.variants import one_of
 from vitcli.config.yaml import Floats, Ints, Rate, Size, Triple
 
-PositionKind = Literal["learned", "sincos2d", "rope2d", "alibi2d", "none"]
-PoolingKind = Literal["cls", "mean", "cls+mean", "map", "none"]
-HeadKind = Literal["none", "linear", "tanh", "tanh_linear", "projection", "distilled", "merger"]
-NormKind = Literal["layernorm", "rmsnorm"]
+# The words of the variants that come with the package; the fields know those added to the tables.
+PositionKind: Any = Literal[*variants.POSITIONS]
+PoolingKind: Any = Literal[*variants.POOLINGS]
+HeadKind: Any = Literal[*variants.HEADS]
+NormKind: Any = Literal[*variants.NORMS]
+MlpKind: Any = Literal[*variants.MLPS]
+MaskKind: Any = Literal[*variants.MASKS]
+QkNormScope: Any = Literal[*variants.QK_NORMS]
+BiasParts: Any = Literal[*variants.QKV_BIASES]
 NormPlacement = Literal["pre", "post"]
-MlpKind = Literal["plain", "gated"]
 ActivationKind = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
-MaskKind = Literal["none", "causal", "window"]
 AttendKind = Literal["fused", "explicit"]
-QkNormScope = Literal["none", "width", "head"]
-BiasParts = Literal["qkv", "qv", "none"]
 InitScheme = Literal["trunc_normal", "xavier_uniform"]
 TableResize = Literal[
     "bicubic",
@@ -79,14 +83,14 @@ class RopeConfig(Section):
 
 
 class AttentionConfig(Section):
-    mask: MaskKind = "none"
+    mask: Annotated[str, one_of(variants.MASKS)] = "none"
     window: PositiveInt | None = None
     """Side in patches of the squares that `mask: window` attends within."""
     full_blocks: Ints = ()
     """Blocks, from 1, that attend over the whole image although `mask: window` is set."""
-    qkv_bias: BiasParts = "qkv"
-    qk_norm: QkNormScope = "none"
-    qk_norm_kind: NormKind = "layernorm"
+    qkv_bias: Annotated[str, one_of(variants.QKV_BIASES)] = "qkv"
+    qk_norm: Annotated[str, one_of(variants.QK_NORMS)] = "none"
+    qk_norm_kind: Annotated[str, one_of(variants.NORMS)] = "layernorm"
     qk_norm_eps: PositiveFloat = 1e-6
     dropout: Rate = 0.0
     attend: AttendKind = "fused"
@@ -109,20 +113,20 @@ class EncoderConfig(Section):
     dist_token: bool = False
     registers: int = Field(default=0, ge=0)
 
-    position: PositionKind = "learned"
+    position: Annotated[str, one_of(variants.POSITIONS)] = "learned"
     position_table: TableConfig = TableConfig()
     rope: RopeConfig = RopeConfig()
 
     ln_pre: bool = False
     """A norm on the tokens before the first block (CLIP)."""
-    norm: NormKind = "layernorm"
+    norm: Annotated[str, one_of(variants.NORMS)] = "layernorm"
     norm_eps: PositiveFloat = 1e-6
     norm_placement: NormPlacement = "pre"
     final_norm: bool | None = None
     """The norm after the last block; null means yes for pre-norm and no for post-norm."""
 
     attention: AttentionConfig = AttentionConfig()
-    mlp: MlpKind = "plain"
+    mlp: Annotated[str, one_of(variants.MLPS)] = "plain"
     activation: ActivationKind = "gelu"
     layer_scale: float | None = None
     """Initial value of the per-channel LayerScale; null means there is none."""
@@ -131,10 +135,10 @@ class EncoderConfig(Section):
     drop_path: Rate = 0.0
     """Rate at the last block; it grows linearly from zero at the first."""
 
-    pooling: PoolingKind = "cls"
+    pooling: Annotated[str, one_of(variants.POOLINGS)] = "cls"
     pool_norm: bool = False
     """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
-    head: HeadKind = "none"
+    head: Annotated[str, one_of(variants.HEADS)] = "none"
     head_out: PositiveInt | None = None
     """Width of the head's output: classes, projection or language width."""
 
@@ -155,7 +159,7 @@ class EncoderConfig(Section):
 
     @property
     def has_position_table(self) -> bool:
-        return self.position in ("learned", "sincos2d")
+        return variants.POSITIONS[self.position].has_table
 
     @property
     def table_prefix_rows(self) -> int:
@@ -173,7 +177,7 @@ class EncoderConfig(Section):
 
     @property
     def pooled_width(self) -> int:
-        return self.hidden * (2 if self.pooling == "cls+mean" else 1)
+        return self.hidden * variants.POOLINGS[self.pooling].width
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -181,97 +185,38 @@ class EncoderConfig(Section):
             raise ValueError(f"{keys}: {wrong}")
         return self
 
-    def _contradictions(self) -> list[tuple[str, str]]:
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
         """(keys, what is wrong with the first of them), in the order a reader would meet them."""
         height, width = self.image_size
-        attention = self.attention
-        patches = self.grid[0] * self.grid[1]
-        checks: list[tuple[str, bool, str]] = [
-            (
-                "hidden, heads",
-                self.hidden % self.heads != 0,
-                f"{self.hidden} is not divisible by heads = {self.heads}",
-            ),
-            (
+        rows, columns = self.grid
+        if self.hidden % self.heads:
+            yield "hidden, heads", f"{self.hidden} is not divisible by heads = {self.heads}"
+        if not rows * columns:
+            yield (
                 "patch_size, image_size",
-                patches == 0,
                 f"a patch of {self.patch_size} px is larger than the {height}x{width} image",
-            ),
-            (
-                "position, hidden, heads",
-                self.position == "rope2d" and self.head_dim % 4 != 0,
-                f"rope2d needs hidden / heads = {self.head_dim} to be a multiple of 4",
-            ),
-            (
-                "rope.periods, position, hidden, heads",
-                self.position == "rope2d"
-                and self.rope.periods is not None
-                and len(self.rope.periods) != self.head_dim // 4,
-                f"hidden / heads = {self.head_dim} needs {self.head_dim // 4} of them",
-            ),
-            (
-                "position, hidden",
-                self.position == "sincos2d" and self.hidden % 4 != 0,
-                f"sincos2d needs hidden = {self.hidden} to be a multiple of 4",
-            ),
-            (
+            )
+        if self.table_prefix_rows > self.prefix_tokens:
+            yield (
                 "position_table.prefix_rows, cls_token, dist_token, registers",
-                self.table_prefix_rows > self.prefix_tokens,
                 f"{self.table_prefix_rows} rows for {self.prefix_tokens} prefix tokens",
-            ),
-            (
-                "pooling, cls_token",
-                self.pooling in ("cls", "cls+mean") and not self.cls_token,
-                f"{self.pooling} needs cls_token: true",
-            ),
-            (
-                "pool_norm, pooling",
-                self.pool_norm and self.pooling == "none",
-                "there is no pooled vector to normalize when pooling is none",
-            ),
-            (
-                "head, pooling",
-                self.head in ("linear", "tanh", "tanh_linear", "projection")
-                and self.pooling == "none",
-                f"{self.head} needs a pooled vector, but pooling is none",
-            ),
-            (
-                "head, cls_token, dist_token",
-                self.head == "distilled" and not (self.cls_token and self.dist_token),
-                "distilled needs cls_token: true and dist_token: true",
-            ),
-            (
-                "head, image_size, patch_size",
-                self.head == "merger" and any(side % 2 for side in self.grid),
-                f"merger joins 2x2 patches, but the grid is {self.grid[0]}x{self.grid[1]}",
-            ),
-            (
-                "head_out, head",
-                self.head in ("linear", "tanh_linear", "projection", "distilled", "merger")
-                and self.head_out is None,
-                f"head: {self.head} needs head_out, the width of its output",
-            ),
-            (
-                "head_out, head",
-                self.head in ("none", "tanh") and self.head_out is not None,
-                f"head: {self.head} has no width to choose",
-            ),
-            (
-                "attention.window, attention.mask",
-                (attention.mask == "window") != (attention.window is not None),
-                "mask: window and the window's side go together",
-            ),
-            (
-                "attention.full_blocks, attention.mask, depth",
-                bool(attention.full_blocks)
-                and (
-                    attention.mask != "window"
-                    or not all(1 <= block <= self.depth for block in attention.full_blocks)
-                ),
-                f"blocks 1 to {self.depth} that leave the window, with mask: window only",
-            ),
-        ]
-        return [(keys, text) for keys, wrong, text in checks if wrong]
+            )
+        for spec in self.specs():
+            yield from spec.contradictions(self)
+
+    def specs(self) -> tuple[variants.Spec, ...]:
+        """What `vitcli.config.variants` says of each variant that this encoder has."""
+        attention = self.attention
+        return (
+            variants.POSITIONS[self.position],
+            variants.POOLINGS[self.pooling],
+            variants.HEADS[self.head],
+            variants.MASKS[attention.mask],
+            variants.NORMS[self.norm],
+            variants.MLPS[self.mlp],
+            variants.QKV_BIASES[attention.qkv_bias],
+            variants.QK_NORMS[attention.qk_norm],
+        )
 
 
 class PreprocessConfig(Section):
@@ -340,3 +285,13 @@ class ModelConfig(Section):
     name: str = "custom"
     encoder: EncoderConfig = EncoderConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """THE size of a model, (height, width) in pixels: what the encoder reads.
+
+        It is what the preprocessing gives (`--image-size` sets that), or the encoder's native size
+        where the result follows the image. The native size, `encoder.image_size`, is what the
+        position table is made for; where the two differ, both are named.
+        """
+        return self.preprocess.output_size or self.encoder.image_size

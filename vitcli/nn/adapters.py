@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from vitcli.nn.attention import MultiHeadSelfAttention
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.parameters import Part
 
 PARTS = {"q": 0, "k": 1, "v": 2}
 """The thirds of the fused projection."""
 
 
-class HeadAdapter(nn.Module):
+class HeadAdapter(Part):
     """base(x), plus scale * B A x on the rows of the adapted heads; other rows are not touched.
 
     For each part (q, k, v) and head an A (r, D), drawn, and a B (d, r), zero at first: r D + d r
@@ -31,6 +32,7 @@ class HeadAdapter(nn.Module):
         scale: alpha / r in the paper.
     """
 
+    matrices = ("down", "up")
     rows: Tensor
 
     def __init__(

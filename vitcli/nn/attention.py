@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitcli.nn.parameters import Part
+
 Rotation = Callable[[Tensor], Tensor]
 """Turns queries or keys (B, H, N, d) by their positions."""
 
@@ -78,8 +80,10 @@ ATTENDS: dict[str, type[FusedAttention] | type[ExplicitAttention]] = {
 }
 
 
-class QueryValueBiasLinear(nn.Module):
+class QueryValueBiasLinear(Part):
     """A fused q, k, v projection whose keys have no bias (DINOv3)."""
+
+    matrices = ("weight",)
 
     def __init__(self, hidden: int) -> None:
         super().__init__()

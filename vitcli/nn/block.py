@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.nn.attention import MultiHeadSelfAttention, Rotation, identity
+from vitcli.nn.parameters import Part
 
 
 class DropPath(nn.Module):
@@ -135,13 +136,16 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 }
 
 
-class LayerScale(nn.Module):
+class LayerScale(Part):
     """A learned factor per channel on a branch's output (Touvron et al. 2021, CaiT, section 2)."""
 
     def __init__(self, width: int, initial: float) -> None:
         super().__init__()
         self.initial = initial
         self.gamma = nn.Parameter(torch.full((width,), initial))
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        self.gamma.fill_(self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma

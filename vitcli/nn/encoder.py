@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitcli.nn.attention import Rotation, identity, join_masks
 from vitcli.nn.block import Block
 from vitcli.nn.masks import Mask
+from vitcli.nn.parameters import Part, trunc_normal
 from vitcli.nn.positions import Grid, NoPosition
 
 
@@ -105,7 +106,7 @@ class ViT(nn.Module):
         return y
 
 
-class VisionFrontEnd(nn.Module):
+class VisionFrontEnd(Part):
     """Patch projection, prefix tokens in order, additive positions, and CLIP's norm if any.
 
     Args:
@@ -133,6 +134,10 @@ class VisionFrontEnd(nn.Module):
         self.prefix_tokens = sum(prefix.values())
         self.position = position
         self.norm = norm
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        for tokens in self.prefix.values():
+            trunc_normal(tokens, std, generator)
 
     def grid(self, images: Tensor) -> Grid:
         """(rows, columns) of whole patches; trailing pixels are dropped."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.nn.attention import FusedAttention
+from vitcli.nn.parameters import Part, trunc_normal
 from vitcli.nn.positions import Grid
 
 
@@ -33,7 +34,7 @@ class ClsMeanPooling(nn.Module):
         return torch.cat([prefix[:, 0], patches.mean(dim=1)], dim=-1)
 
 
-class MapPooling(nn.Module):
+class MapPooling(Part):
     """Multi-head attention pooling: a learned probe attends over the patches.
 
     Zhai et al. 2022, "Scaling Vision Transformers", section 3.2, as SigLIP ships it: no residual
@@ -50,6 +51,9 @@ class MapPooling(nn.Module):
         self.proj = nn.Linear(hidden, hidden)
         self.norm = norm
         self.feed_forward = feed_forward
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        trunc_normal(self.probe, std, generator)
 
     def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""

@@ -15,12 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitcli.nn.attention import Rotation, identity
+from vitcli.nn.parameters import Part
 
 Grid = tuple[int, int]
 
 
-class NoPosition(nn.Module):
+class NoPosition(Part):
     """No position information; also the base that the others override where they act."""
+
+    def converted(self, source: NoPosition) -> dict[str, Tensor]:
+        """The parameters of `source`, an encoding of this kind, for the native grid of this one."""
+        return dict(source.state_dict())
 
     def add(self, prefix: Tensor, patches: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Prefix (B, P, D) and patches (B, N, D) with their positions added."""
@@ -106,9 +111,18 @@ class LearnedPosition(NoPosition):
         moved = prefix[:, :k] + self.table[:k]
         return torch.cat([moved, prefix[:, k:]], dim=1), patches + self.patch_rows(grid)
 
-    def initial_table(self, std: float, generator: torch.Generator | None) -> Tensor:
-        rows = torch.empty(self.table.shape)
-        return nn.init.trunc_normal_(rows, std=std, generator=generator)
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        # torch's draw and not `trunc_normal`: a seed's tables stay what they were.
+        self.table.copy_(
+            nn.init.trunc_normal_(torch.empty(self.table.shape), std=std, generator=generator)
+        )
+
+    def converted(self, source: NoPosition) -> dict[str, Tensor]:
+        state = super().converted(source)
+        if isinstance(source, LearnedPosition):
+            rows = [source.table[: source.prefix_rows], source.patch_rows(self.grid)]
+            state["table"] = torch.cat(rows)
+        return state
 
 
 def sincos_table(hidden: int, grid: Grid) -> Tensor:
@@ -142,9 +156,9 @@ class SinCosPosition(LearnedPosition):
         super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
         self.table.requires_grad_(False)
 
-    def initial_table(self, std: float, generator: torch.Generator | None) -> Tensor:
-        prefix = torch.zeros(self.prefix_rows, self.table.shape[1])
-        return torch.cat([prefix, sincos_table(self.table.shape[1], self.grid)])
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        self.table.zero_()
+        self.table[self.prefix_rows :] = sincos_table(self.table.shape[1], self.grid)
 
 
 def centered(n: int, reference: int) -> Tensor:
@@ -237,6 +251,25 @@ class RopePosition(NoPosition):
             return x * cos + self.turn(x) * sin
 
         return rotate
+
+
+class LearnedRopePosition(LearnedPosition):
+    """A learned table together with rotary positions (Qwen3-VL, Perception Encoder)."""
+
+    def __init__(
+        self,
+        hidden: int,
+        grid: Grid,
+        prefix_rows: int,
+        rope: RopePosition,
+        resize: str = "bicubic",
+        resize_dtype: torch.dtype | None = torch.float32,
+    ) -> None:
+        super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
+        self.rope = rope
+
+    def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
+        return self.rope.rotation(grid, prefix_tokens, like)
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -101,7 +101,22 @@ def check_macs(config: EncoderConfig, size: tuple[int, int], encoder: VisionEnco
     device = next(encoder.parameters()).device
     counted = macs_by_component(encoder, torch.zeros(1, config.channels, *size, device=device))
     ours = {cost.name: cost.total.macs for cost in component_costs(config, size)}
+    if config.attention.mask not in ("none", "causal"):
+        # torch multiplies the whole and masks it; what the masks let through is counted here.
+        counted[components.ATTENTION_PRODUCTS] = 2 * config.hidden * visible_pairs(encoder, size)
     assert {name: macs for name, macs in ours.items() if macs} == counted
+
+
+def visible_pairs(encoder: VisionEncoder, size: tuple[int, int]) -> int:
+    """Pairs of tokens that see each other, over all blocks, from the masks themselves."""
+    images = torch.zeros(1, encoder.front_end.projection.in_channels, *size)
+    grid, tokens = encoder.front_end.grid(images), encoder.front_end(images)
+    masks = encoder.block_masks(grid, tokens)
+    whole = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+    seen = (whole if m is None else m if m.dtype == torch.bool else m > -torch.inf for m in masks)
+    return sum(
+        int(m.expand(-1, *whole.shape)[0].sum()) if m.ndim > 2 else int(m.sum()) for m in seen
+    )
 
 
 @st.composite
@@ -200,6 +215,46 @@ def test_parameters_of_a_preset_equal_the_modules(name: str) -> None:
 def test_macs_of_a_preset_equal_torchs_counter(name: str, size: tuple[int, int]) -> None:
     config = preset(name)
     check_macs(config, size, build_meta(config))
+
+
+def test_windows_cost_what_the_library_computes_in_them() -> None:
+    """transformers' Qwen2.5-VL attends window by window; torch's counter sees its products."""
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+        Qwen2_5_VisionTransformerPretrainedModel,
+    )
+
+    depth, hidden, heads = 3, 32, 2
+    theirs = Qwen2_5_VisionTransformerPretrainedModel._from_config(
+        Qwen2_5_VLVisionConfig(
+            depth=depth,
+            hidden_size=hidden,
+            num_heads=heads,
+            intermediate_size=48,
+            out_hidden_size=16,
+            window_size=112,
+            fullatt_block_indexes=[1],
+        ),
+        attn_implementation="sdpa",
+    )
+    rows, columns = 22, 30  # windows of 8 patches, cut at the right and at the bottom
+    pixels = torch.zeros(rows * columns, 3 * 2 * 14 * 14)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter, torch.no_grad():
+        theirs(pixels, grid_thw=torch.tensor([[1, rows, columns]]))
+    products = sum(
+        flops for op, flops in counter.get_flop_counts()["Global"].items() if "bmm" in str(op)
+    )
+    config = preset("qwen2.5-vl-7b").model_copy(
+        update={"depth": depth, "hidden": hidden, "heads": heads}
+    )
+    attention = config.attention.model_copy(update={"full_blocks": (2,)})
+    costs = component_costs(
+        config.model_copy(update={"attention": attention}), (rows * 14, columns * 14)
+    )
+    ours = {cost.name: cost for cost in costs}[components.ATTENTION_PRODUCTS]
+    assert 2 * ours.total.macs == products
+    assert ours.each[0].macs == ours.each[2].macs < ours.each[1].macs == 2 * 660**2 * hidden
 
 
 def test_the_lessons_table() -> None:

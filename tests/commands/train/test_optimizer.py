@@ -5,15 +5,16 @@ import torch
 
 from tests.conftest import tiny_config
 from vitcli.build import build_encoder
-from vitcli.commands.train.optimizer import make_optimizer, undecayed_names
+from vitcli.commands.train.optimizer import make_optimizer
 from vitcli.config.training import TrainConfig
+from vitcli.nn.parameters import decayed_names
 
 
 def test_only_matrices_are_decayed() -> None:
     config = tiny_config(registers=2, layer_scale=0.1, head="linear", head_out=4, pooling="map")
     encoder = build_encoder(config)
-    without = undecayed_names(encoder)
-    decayed = {name for name, _ in encoder.named_parameters()} - without
+    decayed = decayed_names(encoder)
+    without = {name for name, _ in encoder.named_parameters()} - decayed
     assert all(name.endswith(".weight") for name in decayed)
     assert not any("norm" in name for name in decayed)
     assert {
@@ -48,7 +49,7 @@ def test_decay_alone_shrinks_matrices_by_one_minus_lr_times_decay() -> None:
     for p in encoder.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    without = undecayed_names(encoder)
+    decayed = decayed_names(encoder)
     for name, p in encoder.named_parameters():
-        factor = 1.0 if name in without else 0.95
+        factor = 0.95 if name in decayed else 1.0
         assert p.detach().numpy() == pytest.approx((before[name] * factor).numpy(), rel=1e-6)

@@ -26,7 +26,8 @@ class Component:
     macs_share: float
     parameters_per_copy: int
     biases_per_copy: int
-    macs_per_copy: int
+    macs_per_copy: int | float
+    """The mean of the copies where a mask makes blocks differ."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class ModelCosts:
     mlp_hidden: int
     patch_size: int
     image_size: tuple[int, int]
-    """(height, width) in pixels that the multiply-accumulates are counted at."""
+    """(height, width) in pixels of the input that the multiply-accumulates are counted at."""
+    native_size: tuple[int, int]
+    """(height, width) in pixels that the position table is made for (`encoder.image_size`)."""
     tokens: int
     registers: int
     dtype: str
@@ -47,9 +50,12 @@ class ModelCosts:
     biases: int
     bytes: int
     block_parameters: int
-    """Of one block; all blocks are equal."""
+    """Of one block; all blocks have equally many."""
     block_biases: int
-    block_macs: int
+    block_macs: int | float
+    """Of one block; the mean where a mask makes them differ."""
+    blocks_macs: tuple[int, ...]
+    """Of each block in order."""
     components: tuple[Component, ...]
     macs_per_image: int
 

@@ -49,6 +49,11 @@ def size(image: tuple[int, int]) -> str:
     return f"{image[0]}x{image[1]}"
 
 
+def sizes(image: tuple[int, int], native: tuple[int, int]) -> str:
+    """The input's size, and the native one of the position table where it differs."""
+    return size(image) + (f" (native {size(native)})" if native != image else "")
+
+
 def _present(names: Sequence[str], models: Sequence[ModelCosts]) -> list[str]:
     """The components that at least one of the models has."""
     there = {c.name for m in models for c in m.components if c.parameters or c.macs}
@@ -66,7 +71,7 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         f"MLP {model.mlp_hidden}, patch {model.patch_size}"
     )
     yield (
-        f"image {size(model.image_size)}, {model.tokens} tokens{registers}; "
+        f"input {sizes(model.image_size, model.native_size)}, {model.tokens} tokens{registers}; "
         f"{model.bytes / 2**20:,.1f} MiB in {model.dtype}"
     )
     yield ""
@@ -175,6 +180,7 @@ def _rows(
                     yield f"  {name}", with_share(count(getattr(c, field)), getattr(c, share))
 
     blocks = _sums([parts[name] for name in BLOCK_COMPONENTS])
+    differ = any(m.native_size != m.image_size for m in models)
     blank = " " * (SHARE + 1)
     return [
         ("hidden", str(model.hidden)),
@@ -182,7 +188,8 @@ def _rows(
         ("heads", str(model.heads)),
         ("MLP", str(model.mlp_hidden)),
         ("patch", str(model.patch_size)),
-        ("image", size(model.image_size)),
+        ("input", size(model.image_size)),
+        *([("native", size(model.native_size))] if differ else []),
         ("registers", str(model.registers)),
         ("tokens", str(model.tokens)),
         ("[bold]parameters[/]", with_share(parameters(model.total), 1.0)),
@@ -194,7 +201,7 @@ def _rows(
         ("[bold]MACs per image[/]", with_share(operations(model.macs_per_image), 1.0)),
         *components("macs", "macs_share", operations),
         ("  all blocks", with_share(operations(blocks[3]), blocks[4])),
-        ("  one block", operations(model.block_macs) + blank),
+        ("  one block", operations(round(model.block_macs)) + blank),
     ]
 
 

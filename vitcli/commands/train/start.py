@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from vitcli.build import build_encoder
 from vitcli.commands.train.data import derived_seed
@@ -12,7 +11,6 @@ from vitcli.config.training import TrainConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapt_heads, adapters
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.positions import LearnedPosition
 
 SMALL = 5_000_000
 """Below this many parameters a second thread waits more than it works."""
@@ -68,7 +66,7 @@ def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
 
 @torch.no_grad()
 def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool = False) -> None:
-    """All of `source` but the classifier, the position table brought to the encoder's grid.
+    """All of `source` but the classifier, its positions converted to the encoder's grid.
 
     With `keep_head` a classifier of the same shape is copied too.
 
@@ -76,9 +74,8 @@ def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool 
         VitcliError: a parameter is missing, left over or of another shape.
     """
     given, own = source.state_dict(), encoder.state_dict()
-    table = "front_end.position.table"
-    if table in given and table in own:
-        given[table] = table_for(source, encoder)
+    position = encoder.front_end.position.converted(source.front_end.position)
+    given |= {f"front_end.position.{key}": value for key, value in position.items()}
     heads = {key for key in (*given, *own) if key.startswith("head.")}
     same = all(k in given and k in own and given[k].shape == own[k].shape for k in heads)
     if not (keep_head and same):
@@ -94,13 +91,6 @@ def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool 
                 "change the encoder's keys back, or train from fresh weights",
             )
     encoder.load_state_dict({**encoder.state_dict(), **given})
-
-
-def table_for(source: VisionEncoder, encoder: VisionEncoder) -> Tensor:
-    """The source's position table for the grid that the encoder's own table has."""
-    old, new = source.front_end.position, encoder.front_end.position
-    assert isinstance(old, LearnedPosition) and isinstance(new, LearnedPosition)
-    return torch.cat([old.table[: old.prefix_rows], old.patch_rows(new.grid)])
 
 
 def set_threads(encoder: VisionEncoder, threads: int | None) -> None:

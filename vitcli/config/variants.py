@@ -1,0 +1,426 @@
+"""What a config says of each variant: what it needs, what contradicts it, what it costs; no torch.
+
+A variant is its class in `vitcli.nn`, its spec here and its line in `vitcli.build`; nothing else
+asks which variant an encoder has. `vitcli.build.register` adds one from outside.
+
+D hidden, M mlp_hidden, H heads, d = D / H, P prefix tokens, N patches. Operations are
+multiply-accumulates of matrix products for one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+Config = Any
+"""An `EncoderConfig`; the schema is built on this file."""
+Grid = tuple[int, int]
+Wrong = tuple[str, str]
+"""The keys that contradict each other, with commas, and what is wrong with the first of them."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters (of which `biases`), and multiply-accumulates for one image."""
+
+    parameters: int = 0
+    biases: int = 0
+    macs: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.parameters + other.parameters,
+            self.biases + other.biases,
+            self.macs + other.macs,
+        )
+
+    def __mul__(self, copies: int) -> Cost:
+        return Cost(self.parameters * copies, self.biases * copies, self.macs * copies)
+
+
+def linear_cost(width: int, out: int, rows: int = 1, bias: bool = True) -> Cost:
+    """A linear map of `rows` vectors."""
+    biases = out if bias else 0
+    return Cost(width * out + biases, biases, rows * width * out)
+
+
+class Spec:
+    """What every variant may say."""
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        """What in the config this variant cannot be built with."""
+        yield from ()
+
+
+# Norms and the MLP
+
+
+class NormSpec(Spec):
+    """RMSNorm: one weight per channel."""
+
+    def cost(self, width: int) -> Cost:
+        return Cost(width)
+
+
+class LayerNormSpec(NormSpec):
+    """A weight and a bias per channel."""
+
+    def cost(self, width: int) -> Cost:
+        return Cost(2 * width, width)
+
+
+NORMS: dict[str, NormSpec] = {"layernorm": LayerNormSpec(), "rmsnorm": NormSpec()}
+
+
+class MlpSpec(Spec):
+    """Two linear maps, D -> M -> D."""
+
+    maps_in = 1
+
+    def cost(self, width: int, hidden: int, rows: int) -> Cost:
+        first = linear_cost(width, self.maps_in * hidden, rows)
+        return first + linear_cost(hidden, width, rows)
+
+
+class GatedMlpSpec(MlpSpec):
+    """The first map is a gate and a value, twice as wide."""
+
+    maps_in = 2
+
+
+MLPS: dict[str, MlpSpec] = {"plain": MlpSpec(), "gated": GatedMlpSpec()}
+
+
+# Positions
+
+
+class PositionSpec(Spec):
+    """No table and no parameters."""
+
+    has_table = False
+    """A table of rows added to the tokens, of the native grid, that `position_table` resizes."""
+
+    def cost(self, c: Config) -> Cost:
+        return Cost()
+
+
+class TableSpec(PositionSpec):
+    """A row for each patch of the native grid and for the first prefix tokens."""
+
+    has_table = True
+
+    def cost(self, c: Config) -> Cost:
+        rows, columns = c.grid
+        return Cost((c.table_prefix_rows + rows * columns) * c.hidden)
+
+
+class SinCosSpec(TableSpec):
+    """Fixed values, stored as a table is."""
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if c.hidden % 4:
+            yield "position, hidden", f"sincos2d needs hidden = {c.hidden} to be a multiple of 4"
+
+
+class RopeSpec(PositionSpec):
+    """Rotations of queries and keys by row and column."""
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if c.head_dim % 4:
+            yield (
+                "position, hidden, heads",
+                f"{c.position} needs hidden / heads = {c.head_dim} to be a multiple of 4",
+            )
+        elif c.rope.periods is not None and len(c.rope.periods) != c.head_dim // 4:
+            yield (
+                "rope.periods, position, hidden, heads",
+                f"hidden / heads = {c.head_dim} needs {c.head_dim // 4} of them",
+            )
+
+
+class TableRopeSpec(TableSpec):
+    """A learned table on the tokens, and rotations of queries and keys."""
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from RopeSpec().contradictions(c)
+
+
+POSITIONS: dict[str, PositionSpec] = {
+    "learned": TableSpec(),
+    "sincos2d": SinCosSpec(),
+    "rope2d": RopeSpec(),
+    "learned+rope2d": TableRopeSpec(),
+    "alibi2d": PositionSpec(),
+    "none": PositionSpec(),
+}
+
+
+# Attention: the projection, the norm of queries and keys, who sees whom
+
+
+class QkvSpec(Spec):
+    """One projection D -> 3D; `biased` of its three parts have a bias."""
+
+    def __init__(self, biased: int) -> None:
+        self.biased = biased
+
+    def cost(self, c: Config, tokens: int) -> Cost:
+        biases = self.biased * c.hidden
+        return linear_cost(c.hidden, 3 * c.hidden, tokens, bias=False) + Cost(biases, biases)
+
+
+QKV_BIASES: dict[str, QkvSpec] = {"qkv": QkvSpec(3), "qv": QkvSpec(2), "none": QkvSpec(0)}
+
+
+class QkNormSpec(Spec):
+    """Queries and keys as they are projected."""
+
+    def cost(self, c: Config) -> Cost:
+        return Cost()
+
+
+class QkWidthNormSpec(QkNormSpec):
+    """One norm over all heads together."""
+
+    def cost(self, c: Config) -> Cost:
+        return NORMS[c.attention.qk_norm_kind].cost(c.hidden) * 2
+
+
+class QkHeadNormSpec(QkNormSpec):
+    """One norm over the channels of a head, the same for all heads."""
+
+    def cost(self, c: Config) -> Cost:
+        return NORMS[c.attention.qk_norm_kind].cost(c.head_dim) * 2
+
+
+QK_NORMS: dict[str, QkNormSpec] = {
+    "none": QkNormSpec(),
+    "width": QkWidthNormSpec(),
+    "head": QkHeadNormSpec(),
+}
+
+
+class MaskSpec(Spec):
+    """Every token sees every token; a causal mask too is computed whole, as kernels do."""
+
+    needs: tuple[str, ...] = ()
+    """Keys of `attention` that this mask needs, null without it."""
+    takes: tuple[str, ...] = ()
+    """Keys of `attention` that only this mask reads."""
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        for key in self.needs:
+            if getattr(c.attention, key) is None:
+                yield f"attention.{key}, attention.mask", f"mask: {c.attention.mask} needs it"
+        for name, other in MASKS.items():
+            for key in {*other.needs, *other.takes} - {*self.needs, *self.takes}:
+                if getattr(c.attention, key) not in (None, ()):
+                    yield f"attention.{key}, attention.mask", f"belongs to mask: {name}"
+
+    def pairs(self, c: Config, grid: Grid, block: int) -> int:
+        """(query, key) pairs whose product block `block`, from 1, needs."""
+        tokens: int = c.prefix_tokens + grid[0] * grid[1]
+        return tokens**2
+
+
+class WindowSpec(MaskSpec):
+    """Patches within a square window; prefix tokens see and are seen by all."""
+
+    needs = ("window",)
+    takes = ("full_blocks",)
+
+    def pairs(self, c: Config, grid: Grid, block: int) -> int:
+        if block in c.attention.full_blocks:
+            return super().pairs(c, grid, block)
+        window = c.attention.window
+        rows, columns = (sum(n**2 for n in _sides(axis, window)) for axis in grid)
+        prefix, patches = c.prefix_tokens, grid[0] * grid[1]
+        return int(rows * columns + 2 * prefix * patches + prefix**2)
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
+        if not all(1 <= block <= c.depth for block in c.attention.full_blocks):
+            yield "attention.full_blocks, depth", f"blocks count from 1 to {c.depth}"
+
+
+def _sides(n: int, window: int) -> list[int]:
+    """The lengths that windows cut an axis of n patches into."""
+    whole, rest = divmod(n, window)
+    return [window] * whole + [rest] * bool(rest)
+
+
+MASKS: dict[str, MaskSpec] = {
+    "none": MaskSpec(),
+    "causal": MaskSpec(),
+    "window": WindowSpec(),
+}
+
+
+# Pooling and head
+
+
+class PoolingSpec(Spec):
+    """One vector per image; `width` in multiples of D, 0 for none."""
+
+    def __init__(self, width: int = 1, needs_cls: bool = False) -> None:
+        self.width = width
+        self.needs_cls = needs_cls
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return Cost()
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if self.needs_cls and not c.cls_token:
+            yield "pooling, cls_token", f"{c.pooling} needs cls_token: true"
+        if c.pool_norm and not self.width:
+            yield (
+                "pool_norm, pooling",
+                f"there is no pooled vector to normalize when pooling is {c.pooling}",
+            )
+
+
+class MapPoolingSpec(PoolingSpec):
+    """A probe, its query, keys and values of the patches, two products, projection, norm, MLP."""
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        width = c.hidden
+        return (
+            Cost(width)
+            + linear_cost(width, width)
+            + linear_cost(width, 2 * width, patches)
+            + Cost(macs=2 * patches * width)
+            + linear_cost(width, width)
+            + NORMS[c.norm].cost(width)
+            + MLPS["plain"].cost(width, c.mlp_hidden, 1)
+        )
+
+
+POOLINGS: dict[str, PoolingSpec] = {
+    "cls": PoolingSpec(needs_cls=True),
+    "mean": PoolingSpec(),
+    "cls+mean": PoolingSpec(2, needs_cls=True),
+    "map": MapPoolingSpec(),
+    "none": PoolingSpec(0),
+}
+
+
+class HeadSpec(Spec):
+    """No head."""
+
+    needs_pooled = False
+    needs_out = False
+    """`head_out`, the width of the output, is the user's to choose."""
+    cell = 1
+    """Patches along a side of what is joined; the grid is a multiple of it."""
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return Cost()
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if self.needs_pooled and not POOLINGS[c.pooling].width:
+            yield "head, pooling", f"{c.head} needs a pooled vector, but pooling is {c.pooling}"
+        if any(side % self.cell for side in c.grid):
+            yield (
+                "head, image_size, patch_size",
+                f"{c.head} joins {self.cell}x{self.cell} patches, "
+                f"but the grid is {c.grid[0]}x{c.grid[1]}",
+            )
+        if self.needs_out and c.head_out is None:
+            yield (
+                "head_out, head",
+                f"head: {c.head} needs head_out, the width of its output",
+            )
+        if not self.needs_out and c.head_out is not None:
+            yield "head_out, head", f"head: {c.head} has no width to choose"
+
+
+class LinearHeadSpec(HeadSpec):
+    """A classifier; a projection has no bias."""
+
+    needs_pooled = needs_out = True
+
+    def __init__(self, bias: bool = True) -> None:
+        self.bias = bias
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return linear_cost(c.pooled_width, c.head_out, bias=self.bias)
+
+
+class TanhHeadSpec(HeadSpec):
+    """A square map and tanh."""
+
+    needs_pooled = True
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return linear_cost(c.pooled_width, c.pooled_width)
+
+
+class TanhLinearHeadSpec(TanhHeadSpec):
+    """A classifier on a tanh head."""
+
+    needs_out = True
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return super().cost(c, patches) + linear_cost(c.pooled_width, c.head_out)
+
+
+class DistilledHeadSpec(HeadSpec):
+    """A classifier on CLS and one on the distillation token."""
+
+    needs_out = True
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        return linear_cost(c.hidden, c.head_out) * 2
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if not (c.cls_token and c.dist_token):
+            yield (
+                "head, cls_token, dist_token",
+                f"{c.head} needs cls_token: true and dist_token: true",
+            )
+        yield from super().contradictions(c)
+
+
+class MergerHeadSpec(HeadSpec):
+    """A norm per patch and an MLP on each 2x2 cell."""
+
+    needs_out = True
+    cell = 2
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        cells, cell = patches // 4, 4 * c.hidden
+        maps = linear_cost(cell, cell, cells) + linear_cost(cell, c.head_out, cells)
+        return NORMS[c.norm].cost(c.hidden) + maps
+
+
+HEADS: dict[str, HeadSpec] = {
+    "none": HeadSpec(),
+    "linear": LinearHeadSpec(),
+    "tanh": TanhHeadSpec(),
+    "tanh_linear": TanhLinearHeadSpec(),
+    "projection": LinearHeadSpec(bias=False),
+    "distilled": DistilledHeadSpec(),
+    "merger": MergerHeadSpec(),
+}
+
+
+def one_of(table: Mapping[str, Any]) -> AfterValidator:
+    """A word that names an entry of `table`, those added from outside included."""
+
+    def check(word: str) -> str:
+        if word not in table:
+            raise PydanticCustomError(
+                "literal_error", "Input should be {expected}", {"expected": _listed(table)}
+            )
+        return word
+
+    return AfterValidator(check)
+
+
+def _listed(words: Collection[str]) -> str:
+    *most, last = (f"'{word}'" for word in words)
+    return f"{', '.join(most)} or {last}" if most else last
