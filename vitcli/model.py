@@ -356,7 +356,7 @@ def load(
     """
     if name_or_source is not None:
         text = os.fspath(name_or_source)
-        kind = _kind_of(text)
+        kind = kind_of(text)
         taken = {"preset": preset, "config": config, "weights": weights}
         if taken[kind] is not None:
             raise VitcliError(
@@ -388,7 +388,7 @@ def as_model(model: Model | str | os.PathLike[str]) -> Model:
     return model if isinstance(model, Model) else load(model)
 
 
-def _kind_of(text: str) -> str:
+def kind_of(text: str) -> str:
     """Which argument of `load` a name or source is: preset, config or weights."""
     path = Path(text).expanduser()
     if text in preset_names():

@@ -16,8 +16,6 @@ from vitcli.commands.params.view import component_colors
 from vitcli.commands.params.view import figure as params_figure
 from vitcli.commands.train import view as train
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
-from vitcli.config.load import load_config
-from vitcli.config.schema import ModelConfig
 from vitcli.results import ModelInfo
 from vitcli.ui.figures import count_along_x, save_figure
 
@@ -53,7 +51,7 @@ def test_every_component_has_its_own_color_in_every_figure() -> None:
     assert list(colors) == [*COMPONENTS, OTHER]
     assert len(set(colors.values())) == len(colors)
     for preset in ("vit-ti16", "clip-b16"):
-        drawing = params_figure(params([load_config(ModelConfig, preset)]))
+        drawing = params_figure(params(preset))
         bars = {
             container.get_label(): container.patches[0].get_facecolor()[:3]
             for container in drawing.axes[0].containers

@@ -251,6 +251,11 @@ class PreprocessConfig(Section):
         """(height, width) of what the encoder reads; None where it follows the image."""
         return self.crop_size or (self.resize_size if self.resize in ("squash", "tile") else None)
 
+    @classmethod
+    def for_output(cls, size: tuple[int, int]) -> Self:
+        """The plainest preprocessing whose output has this (height, width) in pixels."""
+        return cls(resize="squash", resize_size=size)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.resize in ("shortest", "squash", "tile") and self.resize_size is None:

@@ -85,9 +85,9 @@ def parse_size(text: str) -> tuple[int, int]:
     return size
 
 
-def choices(kind: Any) -> str:
+def choices(kind: Any, between: str = "|") -> str:
     """The values of a literal of the schema, as the help shows them."""
-    return "|".join(get_args(kind))
+    return between.join(get_args(kind))
 
 
 def model_option(*names: str, **how: Any) -> Any:
@@ -111,7 +111,7 @@ class SharedModelOptions:
     ] = None
     position: Annotated[
         str | None,
-        model_option("--position", metavar="KIND", help=f"{choices(PositionKind)}."),
+        model_option("--position", metavar="KIND", help=f"{choices(PositionKind, ', ')}."),
     ] = None
     pool: Annotated[
         str | None, model_option("--pool", metavar="KIND", help=f"{choices(PoolingKind)}.")

@@ -65,7 +65,7 @@ def test_another_image_size_resizes_the_table(folder: Path) -> None:
 def test_unknown_preprocessing_is_refused_where_pixels_are_read(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     told = run("encode", "--weights", folder, code=2).stderr
-    assert "tells how images are prepared" in " ".join(told.split())
+    assert "no preprocessing config found" in " ".join(told.split())
     run("params", "--weights", folder)
     run("encode", "--weights", folder, "--set", "preprocess.resize_size=32")
 
@@ -127,9 +127,11 @@ def test_a_merger_refuses_half_cells(tmp_path: Path) -> None:
     preset = ("--preset", "qwen2-vl-2b")
     told = run("encode", "--weights", tmp_path / "qwen", *preset, code=2).stderr
     assert "preset qwen2-vl-2b says hidden = 1280" in " ".join(told.split())
-    pixels = ("--set", "preprocess.resize_size=32")
+    keys = {"resize": "squash", "resize_size": 32, "filter": "bicubic", "resize_dtype": "uint8"}
+    keys |= {"crop_size": "null", "mean": "[0, 0, 0]", "std": "[1.0, 1.0, 1.0]"}
+    pixels = [word for k, v in keys.items() for word in ("--set", f"preprocess.{k}={v}")]
     more = ("encode", "--weights", tmp_path / "qwen", *pixels, "--image-size")
     told = run(*more, "40x32", code=2).stderr
-    assert "5x4 patches" in told and "multiples of 16" in told
+    assert "5x4 patches" in told and "multiple of 16" in told
     answer = json.loads(run(*more, "32x48", "--json").stdout)
     assert answer["images"][0]["head_shape"] == [1, 6, 24]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import vitcli
 from vitcli.build import build_encoder, build_meta
+from vitcli.checkpoints.save import save_snapshot
 from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import Cost, component_costs, model_costs
 from vitcli.commands.params.result import COMPONENTS
@@ -113,10 +116,8 @@ def visible_pairs(encoder: VisionEncoder, size: tuple[int, int]) -> int:
     grid, tokens = encoder.front_end.grid(images), encoder.front_end(images)
     masks = encoder.block_masks(grid, tokens)
     whole = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool)
-    seen = (whole if m is None else m if m.dtype == torch.bool else m > -torch.inf for m in masks)
-    return sum(
-        int(m.expand(-1, *whole.shape)[0].sum()) if m.ndim > 2 else int(m.sum()) for m in seen
-    )
+    seen = [whole if m is None else m if m.dtype == torch.bool else m > -torch.inf for m in masks]
+    return sum(int((m[0] if m.ndim > 2 else m).sum()) for m in seen)  # the same for every head
 
 
 @st.composite
@@ -313,6 +314,36 @@ def test_another_image_size_moves_the_operations_and_not_the_parameters() -> Non
         for costs in (native, larger)
     ]
     assert products[1] * 197**2 == products[0] * 769**2  # quadratic in the tokens
+
+
+def test_the_size_is_the_input_and_the_native_size_is_named() -> None:
+    """DINOv2's table is made for 518 px and its preprocessing gives 224, which `encode` reads."""
+    costs = vitcli.params("dinov2-s14").models[0]
+    assert (costs.image_size, costs.native_size) == ((224, 224), (518, 518))
+    assert costs.tokens == 1 + 16 * 16
+    assert costs.macs_per_image / 1e9 == pytest.approx(6.1, abs=0.05)
+    native = vitcli.params("dinov2-s14", image_size=518).models[0]
+    assert native.total == costs.total
+    assert native.macs_per_image / 1e9 == pytest.approx(46.7, abs=0.05)
+    assert load_config(ModelConfig, "dinov2-s14").input_size == (224, 224)
+    assert vitcli.load("dinov2-s14").input_size == (224, 224)
+
+
+def test_params_takes_what_load_takes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: vit-ti16\nencoder: {depth: 2, registers: 1}\n")
+    model = vitcli.load(file, image_size=(64, 48))
+    save_snapshot(tmp_path / "saved", model.config, model.encoder)
+    named = vitcli.params("vit-ti16", file, model, load_config(ModelConfig, "vit-ti16"))
+    assert [m.tokens for m in named.models] == [197, 198, 2 + 12, 197]
+    assert named.models[1].total == named.models[2].total == model.parameters
+    saved = vitcli.params(tmp_path / "saved").models[0]
+    assert (saved.total, saved.image_size) == (model.parameters, (64, 48))
+    with pytest.raises(VitcliError, match="vit-s61") as refused:
+        vitcli.params("vit-s61")
+    assert "vit-s16" in refused.value.hint
+    with pytest.raises(VitcliError, match="no model is given"):
+        vitcli.params()
 
 
 def test_refusals_say_what_to_do() -> None:

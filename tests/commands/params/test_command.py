@@ -16,15 +16,14 @@ from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.commands.params.analysis import params
 from vitcli.commands.params.view import figure, tables
-from vitcli.config.load import load_config, preset_names
-from vitcli.config.schema import ModelConfig
+from vitcli.config.load import preset_names
 
 runner = CliRunner()
 MODELS = ["--preset", "vit-b16", "--preset", "clip-l14"]
 
 
 def shown(names: Sequence[str], width: int, dtype: str = "float32") -> str:
-    result = params([load_config(ModelConfig, preset=name) for name in names], dtype=dtype)
+    result = params(*names, dtype=dtype)
     console = Console(width=width, record=True, file=io.StringIO())
     for part in tables(result, width):
         console.print(part)
@@ -160,7 +159,7 @@ def test_the_figure_stacks_every_component_of_every_model(tmp_path: Path) -> Non
     file = tmp_path / "costs.svg"
     run(*MODELS, "--plot", file)
     assert file.read_text().lstrip().startswith("<?xml")
-    result = params([load_config(ModelConfig, preset=name) for name in ("vit-b16", "clip-l14")])
+    result = params("vit-b16", "clip-l14")
     parameters, macs = figure(result).axes
     for axes, field, unit in ((parameters, "total", 1e6), (macs, "macs_per_image", 1e9)):
         ends = [0.0, 0.0]
@@ -184,6 +183,7 @@ def test_presets_lists_each_preset_by_family_and_size() -> None:
         "heads": 12,
         "patch_size": 16,
         "image_size": [224, 224],
+        "native_size": [224, 224],
         "parameters": 85_798_656,
     }
 

@@ -40,6 +40,7 @@ def _row(name: str) -> PresetRow:
         heads=costs.heads,
         patch_size=costs.patch_size,
         image_size=costs.image_size,
+        native_size=costs.native_size,
         parameters=costs.total,
     )
 

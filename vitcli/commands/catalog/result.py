@@ -17,6 +17,9 @@ class PresetRow:
     heads: int
     patch_size: int
     image_size: tuple[int, int]
+    """(height, width) in pixels of the input (`ModelConfig.input_size`)."""
+    native_size: tuple[int, int]
+    """(height, width) in pixels that the position table is made for."""
     parameters: int
 
 

@@ -15,7 +15,7 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
     """A row per preset, a line between families."""
     grid = table()
     grid.add_column("preset", no_wrap=True)
-    for heading in ("hidden", "depth", "heads", "patch", "image", "parameters"):
+    for heading in ("hidden", "depth", "heads", "patch", "input", "native", "parameters"):
         grid.add_column(heading, justify="right", no_wrap=True)
     family = result.presets[0].family
     for row in result.presets:
@@ -23,7 +23,9 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
             grid.add_section()
             family = row.family
         numbers = (row.hidden, row.depth, row.heads, row.patch_size)
-        grid.add_row(row.name, *map(str, numbers), size(row.image_size), exact(row.parameters))
+        native = size(row.native_size) if row.native_size != row.image_size else ""
+        places = (size(row.image_size), native)
+        grid.add_row(row.name, *map(str, numbers), *places, exact(row.parameters))
     yield grid
 
 

@@ -5,8 +5,11 @@ What each variant costs stands in `vitcli.config.variants`; here the parts are p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitcli.commands.params.result import (
     ATTENTION_PRODUCTS,
@@ -30,10 +33,14 @@ from vitcli.commands.params.result import (
     ParamsResult,
 )
 from vitcli.config import variants
-from vitcli.config.load import check_grid
-from vitcli.config.schema import EncoderConfig, ModelConfig
+from vitcli.config.load import check_grid, load_config
+from vitcli.config.request import ModelRequest
+from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import Cost, linear_cost
 from vitcli.errors import VitcliError
+
+if TYPE_CHECKING:
+    from vitcli.model import Model
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -182,9 +189,52 @@ def _component(cost: ComponentCost, total: Cost, width: int) -> Component:
 
 
 def params(
-    configs: Iterable[ModelConfig],
-    image_size: tuple[int, int] | None = None,
+    *models: str | os.PathLike[str] | ModelConfig | Model,
+    image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
 ) -> ParamsResult:
-    """The table of each model, in order; arguments as in `model_costs`."""
-    return ParamsResult(tuple(model_costs(config, image_size, dtype) for config in configs))
+    """Where parameters, operations and bytes of encoders are; nothing is built.
+
+    Args:
+        models: what `vitcli.load` takes (a preset, a YAML config, a checkpoint), a Model, or a
+            ModelConfig; several are compared in the order given.
+        image_size: (height, width) in pixels of the input, or the side of a square; by default
+            each model's own (`ModelConfig.input_size`).
+        dtype: float32, bfloat16, float16 or float64, for the bytes.
+
+    Raises:
+        VitcliError: an unknown model or dtype, an image that an encoder cannot read.
+    """
+    if not models:
+        raise VitcliError(
+            "vitcli.params: no model is given", 'name one, as in vitcli.params("vit-b16")'
+        )
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return ParamsResult(tuple(model_costs(_config(model), size, dtype) for model in models))
+
+
+def _config(model: str | os.PathLike[str] | ModelConfig | Model) -> ModelConfig:
+    if isinstance(model, ModelConfig):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        return model.config.model_copy(
+            update={"preprocess": PreprocessConfig.for_output(model.input_size)}
+        )
+    from vitcli.model import kind_of, plan_model  # brings torch
+
+    text = os.fspath(model)
+    kind = kind_of(text)
+    if kind == "weights":
+        plan, _ = plan_model(ModelRequest(weights=text))
+        return with_known_size(plan.config, plan.preprocess_by)
+    if kind == "preset":
+        return load_config(ModelConfig, text)
+    return load_config(ModelConfig, file=Path(text).expanduser())
+
+
+def with_known_size(config: ModelConfig, preprocess_by: str | None) -> ModelConfig:
+    """A checkpoint's config whose input is the native size where nothing says another."""
+    if preprocess_by is not None:
+        return config
+    native = PreprocessConfig.for_output(config.encoder.image_size)
+    return config.model_copy(update={"preprocess": native})

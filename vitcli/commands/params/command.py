@@ -31,8 +31,10 @@ def params(
 ) -> None:
     """Where an encoder's parameters, operations and bytes are.
 
-    Arithmetic on the config: nothing is built. --image-size changes what is read,
-    and keeps the position table; --set encoder.image_size=384 makes a new table.
+    Arithmetic on the config: nothing is built. Operations are counted at the input
+    size: what the preprocessing gives, as encode and profile use it; --image-size
+    sets it. The native size, encoder.image_size, is what the position table is made
+    for; both are printed where they differ.
 
     \b
     Examples:
@@ -48,12 +50,12 @@ def params(
 
     check_figure_file(plot)
     requests = models.to_requests()
-    configs = [_config(request) for request in requests]
+    configs, sized = zip(*(_config(request) for request in requests), strict=True)
     if print_config:
         if len(configs) > 1:
             raise VitcliError(f"--print-config prints one config, not {len(configs)}", "name one")
         return answer_text(config_yaml(configs[0]))
-    result = analysis(configs, requests[0].image_size, requests[0].dtype)
+    result = analysis(*sized, image_size=requests[0].image_size, dtype=requests[0].dtype)
     if plot:
         from vitcli.commands.params.view import figure
 
@@ -63,13 +65,15 @@ def params(
     show(result, output.form, lambda result: tables(result, answer_width()))
 
 
-def _config(request: ModelRequest) -> ModelConfig:
-    """The config asked for; of a checkpoint, what its tensors and settings tell."""
+def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig]:
+    """The config asked for (of a checkpoint, what its tensors and settings say), also sized."""
     if request.weights is None:
-        return load_config(ModelConfig, request.preset, request.config_file, request.settings)
+        config = load_config(ModelConfig, request.preset, request.config_file, request.settings)
+        return config, config
+    from vitcli.commands.params.analysis import with_known_size
     from vitcli.model import plan_model
     from vitcli.ui.console import note
 
     plan, report = plan_model(request)
     note(report.line())
-    return plan.config
+    return plan.config, with_known_size(plan.config, plan.preprocess_by)
