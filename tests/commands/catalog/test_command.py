@@ -25,6 +25,10 @@ PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
 }
 
+KNOWN = {"resize": "squash", "resize_size": 32, "filter": "bicubic", "resize_dtype": "uint8"}
+KNOWN |= {"crop_size": "null", "mean": "[0.0, 0.0, 0.0]", "std": "[1.0, 1.0, 1.0]"}
+PIXELS = [word for k, v in KNOWN.items() for word in ("--set", f"preprocess.{k}={v}")]
+
 
 def run(*arguments: str | Path, code: int = 0) -> Result:
     result = CliRunner().invoke(app, [str(a) for a in arguments])
@@ -67,7 +71,8 @@ def test_unknown_preprocessing_is_refused_where_pixels_are_read(folder: Path) ->
     told = run("encode", "--weights", folder, code=2).stderr
     assert "no preprocessing config found" in " ".join(told.split())
     run("params", "--weights", folder)
-    run("encode", "--weights", folder, "--set", "preprocess.resize_size=32")
+    run("encode", "--weights", folder, "--set", "preprocess.resize_size=32", code=2)
+    run("encode", "--weights", folder, *PIXELS)
 
 
 def test_a_pickle_with_code_is_one_line_on_stderr(tmp_path: Path) -> None:
@@ -127,10 +132,7 @@ def test_a_merger_refuses_half_cells(tmp_path: Path) -> None:
     preset = ("--preset", "qwen2-vl-2b")
     told = run("encode", "--weights", tmp_path / "qwen", *preset, code=2).stderr
     assert "preset qwen2-vl-2b says hidden = 1280" in " ".join(told.split())
-    keys = {"resize": "squash", "resize_size": 32, "filter": "bicubic", "resize_dtype": "uint8"}
-    keys |= {"crop_size": "null", "mean": "[0, 0, 0]", "std": "[1.0, 1.0, 1.0]"}
-    pixels = [word for k, v in keys.items() for word in ("--set", f"preprocess.{k}={v}")]
-    more = ("encode", "--weights", tmp_path / "qwen", *pixels, "--image-size")
+    more = ("encode", "--weights", tmp_path / "qwen", *PIXELS, "--image-size")
     told = run(*more, "40x32", code=2).stderr
     assert "5x4 patches" in told and "multiple of 16" in told
     answer = json.loads(run(*more, "32x48", "--json").stdout)
