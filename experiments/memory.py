@@ -19,8 +19,8 @@ import psutil
 from PIL import Image
 
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.inputs import Listing
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.model import load_model

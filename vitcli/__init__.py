@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitcli.commands.attention.analysis import attn_entropy
     from vitcli.commands.catalog.analysis import families, presets
     from vitcli.commands.compare.analysis import compare
+    from vitcli.commands.embed.analysis import embed
     from vitcli.commands.encode.analysis import encode
     from vitcli.commands.explore.analysis import explore
     from vitcli.commands.export.analysis import convert, export
@@ -35,6 +36,7 @@ FUNCTIONS = {
     "Features": "model:Features",
     "Result": "results:Result",
     "encode": "commands.encode.analysis:encode",
+    "embed": "commands.embed.analysis:embed",
     "neighbors": "commands.neighbors.analysis:neighbors",
     "probe": "commands.probe.analysis:probe",
     "params": "commands.params.analysis:params",
@@ -58,6 +60,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "Features",
     "Result",
     "encode",
+    "embed",
     "neighbors",
     "probe",
     "params",

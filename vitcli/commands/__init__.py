@@ -8,6 +8,7 @@ from typing import Any
 
 COMMANDS = {
     "encode": "encode.command:encode",
+    "embed": "embed.command:embed",
     "neighbors": "neighbors.command:neighbors",
     "probe": "probe.command:probe",
     "params": "params.command:params",

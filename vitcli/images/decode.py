@@ -21,15 +21,21 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.images import MAX_PIXELS
 from vitcli.images.formats import COMMON, FORMATS, align_transparency, flatten, recognize
 
 FailureCode = Literal[
-    "unreadable", "unsupported", "truncated", "corrupt", "too_large", "too_small", "out_of_memory"
+    "unreadable",
+    "unsupported",
+    "truncated",
+    "corrupt",
+    "too_large",
+    "too_small",
+    "out_of_memory",
+    "timed_out",
+    "crashed",
 ]
 FAILURE_CODES: tuple[FailureCode, ...] = get_args(FailureCode)
-
-MAX_PIXELS = 178_956_970
-"""Where Pillow itself begins to refuse: 2**30 / 3 bytes of RGB, halved."""
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 

@@ -20,8 +20,9 @@ from PIL import Image
 
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder, printable
+from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError
-from vitcli.images.pool import MEMORY_BYTES, TIMEOUT_S, Decoded, DecodePool, DecodeWork
+from vitcli.images.pool import Decoded, DecodePool, DecodeWork
 from vitcli.images.shards import (
     Entry,
     ShardMembers,

@@ -31,13 +31,12 @@ from PIL import Image
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.decode import MAX_PIXELS, DecodedImage, ImageError, decode
+from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
+from vitcli.images.decode import DecodedImage, ImageError, decode
 from vitcli.images.preprocess import levels
 from vitcli.images.shards import Entry, content
 
 READY = "ready"
-TIMEOUT_S = 60.0
-MEMORY_BYTES = 4 * 2**30
 _SHARED_BYTES = 64 * 2**20
 """Pixels that travel through shared memory; more than that goes through the pipe."""
 

@@ -19,11 +19,11 @@ from PIL import Image
 from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions, normalized
+from vitcli.commands.embed.encoder import normalized
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import iterate_parts
 from vitcli.commands.embed.parts import FORMATS, Rows
-from vitcli.commands.embed.result import FolderResult
+from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
@@ -269,8 +269,10 @@ def test_what_cannot_be_written_is_refused_before_any_image(
     model: Model, folder: Path, tmp_path: Path
 ) -> None:
     for options, message in (
-        ({"kind": "patch"}, "patch: .* does not give one such vector"),
-        ({"kind": "dist"}, "dist: "),
+        ({"kind": "dist"}, "--tokens dist: .* does not give it"),
+        ({"kind": "output", "layers": (1,)}, "at the end of the encoder only"),
+        ({"layers": (3,)}, "--layers 3: this encoder does not have this layer"),
+        ({"format": "npy", "kind": "cls,pooled"}, "vectors alone, of one kind"),
         ({"format": "xlsx"}, "--format xlsx: unknown"),
         ({"format": "npy", "norms": True}, "vectors alone"),
     ):

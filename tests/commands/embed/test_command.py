@@ -1,4 +1,4 @@
-"""`vitcli encode PATH... --out DIR` as people call it, killed and taken up again."""
+"""`vitcli embed PATH... --out DIR` as people call it, killed and taken up again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path, code: int = 0) -> Any:
-    result = runner.invoke(app, ["encode", *map(str, arguments)])
+    result = runner.invoke(app, ["embed", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -75,14 +75,11 @@ def test_kinds_of_inputs_make_a_job(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{photos}"], "many images"),
-        (["{photos}", "--out", "x.npz"], "many images need a folder"),
-        (["{photos}/00.png", "--workers", "2"], "--workers: for many images"),
-        (["--out", "{tmp}/o"], "a folder, but no images"),
-        (["{photos}", "--out", "{tmp}/o", "--plot", "x.png"], "--plot, --map, --every"),
-        (["{photos}", "--out", "{tmp}/o", "--every", "2"], "--plot, --map, --every"),
         (["{photos}", "--out", "{tmp}/o", "--shard", "4/3"], "not a shard"),
-        (["{photos}", "--out", "{tmp}/o", "--tokens", "patch"], "one such vector"),
+        (["{photos}", "--out", "{tmp}/o", "--tokens", "dust"], "--tokens dust: unknown kind"),
+        (["{photos}", "--out", "{tmp}/o", "--layers", "a"], "is not a list of layers"),
+        (["{photos}", "--out", "{tmp}/o", "--layers", "3"], "does not have this layer"),
+        (["@/dev/zero", "--out", "{tmp}/o"], "is a device, not a list"),
         (["{photos}", "--out", "{tmp}/o", "--vector-dtype", "int8"], "float32 or float16"),
         (["{photos}", "--out", "{tmp}/o", "--cluster", "slurm"], "--cluster slurm: unknown"),
         (["{photos}", "--out", "{tmp}/o", "--address", "x:1"], "add --cluster ray"),
@@ -94,9 +91,7 @@ def test_what_cannot_be_is_one_line(
     photos: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     texts = [text.format(photos=photos, tmp=tmp_path) for text in arguments]
-    small = SMALL if "--out" in texts else SMALL[:5]
-    result = run(*texts, *small, code=2)
-    assert message in result.stderr and "Traceback" not in result.output
+    assert message in run(*texts, *SMALL, code=2).stderr
 
 
 def test_fail_fast(photos: Path, tmp_path: Path) -> None:
@@ -105,7 +100,7 @@ def test_fail_fast(photos: Path, tmp_path: Path) -> None:
 
 
 def start(photos: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "vitcli", "encode", photos, "--out", out, *SMALL]
+    command = [sys.executable, "-m", "vitcli", "embed", photos, "--out", out, *SMALL]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -167,6 +162,6 @@ def test_progress_in_a_pipe_is_plain_lines(
 def test_names_that_are_no_text_go_through_the_command_line(photos: Path, tmp_path: Path) -> None:
     name = os.fsencode(photos) + b"/\xff\n.png"
     (photos / "00.png").rename(os.fsdecode(name))
-    command = [sys.executable, "-m", "vitcli", "encode", name, "--out", tmp_path / "o", *SMALL]
+    command = [sys.executable, "-m", "vitcli", "embed", name, "--out", tmp_path / "o", *SMALL]
     done = subprocess.run([*command, "--json"], capture_output=True, check=True)
     assert json.loads(done.stdout)["ok"] == 1

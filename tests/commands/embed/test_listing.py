@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from vitcli.commands.embed.command import is_job
 from vitcli.commands.embed.inputs import Listing
 from vitcli.errors import VitcliError
 from vitcli.images.shards import Entry
@@ -102,7 +101,6 @@ def test_a_name_longer_than_the_system_takes_is_an_entry_like_others(tmp_path: P
     lines = tmp_path / "lines.txt"
     lines.write_text(f"{long}.tar\n{tmp_path}/a.jpg\n")
     assert names(f"@{lines}") == [f"{tmp_path}/a.jpg", f"{long}.tar"]
-    assert is_job([f"{long}.jpg"], str(tmp_path))
 
 
 def test_folders_deeper_than_python_recurses(

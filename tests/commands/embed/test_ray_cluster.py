@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.ray_cluster import on_ray
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError

@@ -186,10 +186,26 @@ def test_bad_usage_is_exit_code_2_and_one_reason(arguments: list[str], said: str
     assert not Path("x.npz").exists()
 
 
-@pytest.mark.parametrize("job", [False, True])
-def test_images_are_rgb(photo: Path, tmp_path: Path, job: bool) -> None:
-    to = ["--out", tmp_path / "vectors"] if job else []
-    result = run(photo, "--set=encoder.channels=1", *to, code=2)
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["{tmp}"], "vitcli embed {tmp} --out vectors/"),
+        (["@list.txt", "--preset", "dino-b16"], "vitcli embed @list.txt --out vectors/ --preset"),
+        (["{tmp}/*.png"], "vitcli embed '{tmp}/*.png' --out vectors/"),
+        (["s.tar", "--out", "x.npz"], "vitcli embed s.tar --out vectors/"),
+        (["{photo}", "--out", "{tmp}"], "vitcli embed {photo} --out {tmp}"),
+    ],
+)
+def test_many_images_are_the_job_of_embed(
+    photo: Path, tmp_path: Path, arguments: list[str], command: str
+) -> None:
+    texts = [text.format(tmp=tmp_path, photo=photo) for text in arguments]
+    said = run(*texts, code=2).stderr
+    assert f"try: {command.format(tmp=tmp_path, photo=photo)}" in said
+
+
+def test_images_are_rgb(photo: Path, tmp_path: Path) -> None:
+    result = run(photo, "--set=encoder.channels=1", code=2)
     assert "reads 1 channels, and images have 3" in result.stderr
 
 

@@ -11,9 +11,9 @@ from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
@@ -116,7 +116,7 @@ def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     with pytest.raises(VitcliError, match="other weights than those"):
         neighbors(copy, str(other))
     (copy / "part-00001.parquet").unlink()
-    with pytest.raises(VitcliError, match=r"part-00001\.parquet is missing"):
+    with pytest.raises(VitcliError, match=r"part-00001\.parquet: is missing"):
         neighbors(copy, "d/03.png")
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from vitcli.cli import app
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
 from vitcli.commands.embed.inputs import Listing
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.probe.analysis import Labeled, probe
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest

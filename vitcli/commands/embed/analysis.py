@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -16,14 +17,7 @@ import numpy as np
 import torch
 
 from vitcli import __version__
-from vitcli.commands.embed.encoder import (
-    IDENTITY,
-    VECTORS,
-    FolderOptions,
-    PartEncoder,
-    failure,
-    vector_width,
-)
+from vitcli.commands.embed.encoder import PartEncoder, array_shapes, checked, failure, row_bytes
 from vitcli.commands.embed.inputs import Listing, write_inputs
 from vitcli.commands.embed.job import (
     Job,
@@ -31,26 +25,37 @@ from vitcli.commands.embed.job import (
     count_failures,
     my_share,
     only_writer,
+    parse_shard,
     remembered,
     weights_digest,
 )
-from vitcli.commands.embed.parts import OK, Rows, check_format
-from vitcli.commands.embed.result import FailureCount, FolderResult
+from vitcli.commands.embed.parts import OK, PartError, Rows, check_format
+from vitcli.commands.embed.result import (
+    IDENTITY,
+    FailureCount,
+    FolderOptions,
+    FolderResult,
+    VectorColumn,
+)
 from vitcli.commands.encode.analysis import model_info
-from vitcli.commands.encode.vectors import available_tokens
-from vitcli.commands.params.analysis import model_costs
 from vitcli.config.request import ModelRequest
+from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.pool import DecodePool, DecodeWork
+from vitcli.images.folders import class_order, read_layout
+from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.shards import Entry
-from vitcli.model import Model
+from vitcli.model import Model, as_model
 from vitcli.results import FailedImage
 
 _EXAMPLES = 10
 
+_MOST_FOLDERS = 100_000
+
 Watch = Callable[[int, int, Counter[str]], None]
-"""Told (rows done, rows in all, failures by code) as work goes on."""
+"""Called with (rows done, rows in all, failures by code) as work goes on."""
+Say = Callable[[str], None]
+"""Called with a line on what is about to be done."""
 
 
 @dataclass
@@ -72,9 +77,99 @@ class Progress:
             if status != OK and len(self.examples) < _EXAMPLES:
                 self.examples.append(FailedImage(name, status, error))
 
-    def tell(self, more: int = 0, failures: Counter[str] | None = None) -> None:
+    def report(self, more: int = 0, failures: Counter[str] | None = None) -> None:
         """All that is counted, and what a part that is not finished yet has so far."""
         self.watch(self.done + more, self.total, self.failures + (failures or Counter()))
+
+
+def embed(
+    model: Model | str | os.PathLike[str],
+    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    tokens: str | Iterable[str] = FolderOptions.kind,
+    layers: int | Iterable[int] = FolderOptions.layers,
+    format: str = FolderOptions.format,
+    vector_dtype: str = FolderOptions.vector_dtype,
+    norms: bool = FolderOptions.norms,
+    part_rows: int = FolderOptions.part_rows,
+    batch: int = FolderOptions.batch,
+    background: tuple[int, int, int] = FolderOptions.background,
+    max_pixels: int = FolderOptions.max_pixels,
+    min_side: int = FolderOptions.min_side,
+    any_suffix: bool = False,
+    workers: int | None = FolderOptions.workers,
+    timeout_s: float = FolderOptions.timeout_s,
+    memory_bytes: int = FolderOptions.memory_bytes,
+    shard: str | tuple[int, int] = FolderOptions.shard,
+    retry_failed: bool = FolderOptions.retry_failed,
+    fail_fast: bool = FolderOptions.fail_fast,
+    cluster: str | None = None,
+    address: str | None = None,
+    watch: Watch = lambda done, total, failures: None,
+    say: Say = lambda line: None,
+) -> FolderResult:
+    """Turn a folder of images into embeddings, in parts that a stopped run need not make again.
+
+    Args:
+        model: a `Model`, or what `load` takes.
+        inputs: folders, files, globs, lists (`@list.txt`) and tar shards, one or several.
+        out: the folder of the parts, made if it is missing.
+        tokens: pooled, output, cls, dist, register, patch; several in one pass.
+        layers: 0 is the input of the first block, i the output of block i, -1 the last; without
+            any, the vectors after the final norm.
+        any_suffix: every file of a folder, whatever its suffix.
+        shard: `"2/8"` or `(2, 8)`: only every 8th part, from the second.
+        cluster: `"ray"` makes the parts on a Ray cluster, at `address` or a new one here.
+        watch: called with (rows done, rows in all, failures by code).
+        say: called with a line on what is about to be done.
+        format, vector_dtype, norms, part_rows, batch, background, max_pixels, min_side, workers,
+            timeout_s, memory_bytes, retry_failed, fail_fast: as in `FolderOptions`.
+
+    An image that cannot be read is a row with its status, never an exception.
+
+    Raises:
+        VitcliError: no inputs, an option that this encoder cannot do, a folder that holds another
+            job, or with `fail_fast` the first image that failed.
+    """
+    loaded = as_model(model)
+    if loaded.request is None:
+        raise VitcliError(
+            "model: nothing says what it was loaded from", "load it with vitcli.load(...)"
+        )
+    many = [inputs] if isinstance(inputs, str | os.PathLike) else [*inputs]
+    kinds = tokens.split(",") if isinstance(tokens, str) else [*tokens]
+    options = FolderOptions(
+        kind=",".join(kind.strip() for kind in kinds),
+        layers=(layers,) if isinstance(layers, int) else tuple(layers),
+        format=format,
+        vector_dtype=vector_dtype,
+        norms=norms,
+        part_rows=part_rows,
+        batch=batch,
+        background=background,
+        max_pixels=max_pixels,
+        min_side=min_side,
+        workers=workers,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        shard=parse_shard(shard) if isinstance(shard, str) else shard,
+        retry_failed=retry_failed,
+        fail_fast=fail_fast,
+    )
+    folder = Path(out)
+    texts = tuple(os.fspath(text) for text in many)
+    listing = Listing(texts, any_suffix, folder, timeout_s, memory_bytes)
+    work = None
+    if cluster not in (None, "ray"):
+        raise VitcliError(f"--cluster {cluster}: unknown (expected ray)", "--cluster ray")
+    if address and not cluster:
+        raise VitcliError("--address: is that of a cluster", "add --cluster ray")
+    if cluster:
+        from vitcli.commands.embed.ray_cluster import on_ray
+
+        work = on_ray(loaded.request, address)
+    return encode_folder(loaded.request, loaded, listing, folder, options, watch, work, say)
 
 
 def encode_folder(
@@ -85,6 +180,7 @@ def encode_folder(
     options: FolderOptions,
     watch: Watch = lambda done, total, failures: None,
     work: Work | None = None,
+    say: Say = lambda line: None,
 ) -> FolderResult:
     """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
 
@@ -95,18 +191,19 @@ def encode_folder(
     has the same bytes however often the work was interrupted or divided.
 
     Raises:
-        VitcliError: no inputs, an option that this encoder cannot do, a folder that holds another
-            job, or with `fail_fast` the first image that failed (exit code 1).
+        VitcliError: as `embed`.
     """
     start = time.perf_counter()
-    check_kind(model, options)
-    with only_writer(out, shared=options.shard[1] > 1):
-        job = begin_job(request, model, listing, out, options)
+    check_format(options.format, options.vector_dtype)
+    options = checked(model, options)
+    shapes = array_shapes(model, options)
+    with only_writer(out, shared=options.shard[1] > 1), _threads() as before:
+        job = begin_job(request, model, listing, out, options, shapes, before, say)
         torch.set_num_threads(job.threads)
         share = my_share(job.inputs.parts, options.shard)
         progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
         open_parts = list(unfinished(job, share, options.retry_failed, progress))
-        progress.tell()  # once: from here on the rate is that of this run
+        progress.report()  # once: from here on the rate is that of this run
         making = (work or encode_parts)(model, job, open_parts, options, progress)
         with contextlib.closing(making):  # its processes end with it, whatever happens here
             for part, rows in making:
@@ -115,15 +212,19 @@ def encode_folder(
                 job.write(part, rows)
                 progress.count(read_back(job, part, rows))
                 progress.encoded += len(rows)
-                progress.tell()
+                progress.report()
     wall = time.perf_counter() - start
+    columns = tuple(
+        VectorColumn(name, kind, layer, shapes[name])
+        for name, (kind, layer) in options.columns.items()
+    )
     return FolderResult(
         model=model_info(model),
         engine=model.engine,
         out=str(out),
         format=options.format,
         kind=options.kind,
-        width=vector_width(model, options.kind),
+        width=columns[0].shape[-1],
         shard="/".join(map(str, options.shard)),
         parts=len(share),
         rows=progress.total,
@@ -135,40 +236,42 @@ def encode_folder(
         duplicates=job.inputs.duplicates,
         wall_s=wall,
         images_per_s=progress.encoded / wall if progress.encoded else None,
+        columns=columns,
     )
+
+
+@contextlib.contextmanager
+def _threads() -> Iterator[int]:
+    """The number of threads that torch has, which it has again afterwards."""
+    threads = torch.get_num_threads()
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
     return tuple(FailureCount(code, count) for code, count in counter.most_common())
 
 
-def check_kind(model: Model, options: FolderOptions) -> None:
-    """Refuse what could not be written, before any image is read."""
-    check_format(options.format)
-    model.check_reads_images()
-    _ = model.preprocessing  # an error where nothing tells how pixels are prepared
-    there = [kind for kind in VECTORS if kind in available_tokens(model.config.encoder)]
-    if options.kind not in there:
-        raise VitcliError(
-            f"{options.kind}: {model.name} does not give one such vector an image",
-            f"--tokens {' or '.join(there)}" if there else "--pool mean",
-        )
-    if options.norms and options.format == "npy":
-        raise VitcliError(
-            "--norms: a .npy file holds vectors alone", "--format parquet or safetensors"
-        )
-
-
 def begin_job(
-    request: ModelRequest, model: Model, listing: Listing, out: Path, options: FolderOptions
+    request: ModelRequest,
+    model: Model,
+    listing: Listing,
+    out: Path,
+    options: FolderOptions,
+    shapes: dict[str, tuple[int, ...]],
+    threads: int,
+    say: Say,
 ) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
+    seen = _Seen(listing)
     try:
-        inputs = write_inputs(listing, out, options.part_rows)
+        inputs = write_inputs(seen, out, options.part_rows)
     except OSError as error:
         reason = error.strerror or error
         raise VitcliError(
-            f"--out {printable(out)}: {reason}", "it must have room and may be written", exit_code=1
+            f"--out {printable(out)}: {reason}", "choose a folder with room", exit_code=1
         ) from error
     if inputs.count == 0:
         inputs.path.unlink()
@@ -179,23 +282,53 @@ def begin_job(
         skipped = sum(listing.skipped.values())
         hint = f"{skipped} files have no image suffix: --any-suffix takes them" if skipped else ""
         raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
+    if line := seen.line():
+        say(line)
+    total = inputs.count * row_bytes(model, options)
+    if total >= _LARGE_BYTES or any(len(shape) > 1 for shape in shapes.values()):
+        half = "" if options.vector_dtype == "float16" else "; --vector-dtype float16 halves it"
+        say(f"{inputs.count:,} images give about {total / 2**30:,.2f} GiB of vectors{half}")
     root = str(Path(listing.root or ".").resolve())
-    identity, threads = settings(model, options), encoder_threads(model)
+    identity = settings(model, options, shapes)
     return begin(out, inputs, identity, root, threads, remembered(request))
 
 
-def encoder_threads(model: Model) -> int:
-    """Threads for a new job: half of them where decoding a photograph costs as much as encoding.
-
-    Decoding 12 megapixels takes a core about as long as this many multiplications take it; above
-    that the decoding processes mostly wait for the encoder.
-    """
-    threads = torch.get_num_threads()
-    costs = model_costs(model.config, model.input_size)
-    return max(1, threads // 2) if costs.macs_per_image < 5e9 else threads
+_LARGE_BYTES = 2**30
 
 
-def settings(model: Model, options: FolderOptions) -> dict[str, Any]:
+class _Seen:
+    """Passes entries on and remembers their folders, to say what these were taken for."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = entries
+        self.folders: set[str] = set()
+        self.labels: set[str] = set()
+
+    def __iter__(self) -> Iterator[Entry]:
+        for entry in self.entries:
+            if len(self.folders) < _MOST_FOLDERS:
+                self.folders.add(entry.name.rpartition("/")[0] + "/")
+                if entry.label and len(self.labels) < _MOST_FOLDERS:
+                    self.labels.add(entry.label)
+            yield entry
+
+    def line(self) -> str:
+        """Splits and classes in one line, nothing where there are none."""
+        layout = read_layout(self.folders)
+        places = [layout.place(folder) for folder in self.folders]
+        splits = [s for s in ("train", "val", "test", "unlabeled", "other") if s in dict(places)]
+        classes = class_order(self.labels or {label for _, label in places if label})
+        if len(classes) < 2 and not splits:
+            return ""
+        shown = ", ".join(map(printable, classes[:5])) + ", ..." * (len(classes) > 5)
+        facts = [f"splits {', '.join(splits)}"] * bool(splits)
+        facts += [f"{len(classes):,} classes: {shown}"] * bool(classes)
+        return f"folders: {'; '.join(facts)}"
+
+
+def settings(
+    model: Model, options: FolderOptions, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, Any]:
     """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
     chosen = {
         "version": __version__,
@@ -208,6 +341,10 @@ def settings(model: Model, options: FolderOptions) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "engine": model.engine,
         **{key: asdict(options)[key] for key in IDENTITY},
+        "columns": [
+            [name, options.vector_dtype if name in options.columns else "float32", shape]
+            for name, shape in shapes.items()
+        ],
     }
     plain: dict[str, Any] = json.loads(json.dumps(chosen))
     return plain
@@ -229,14 +366,19 @@ def unfinished(
 
 def read_back(job: Job, part: int, written: Rows) -> Rows:
     """A part from the disk, which must hold what was written."""
-    rows = job.read(part)
-    if rows is None or rows.status != written.status:
-        raise VitcliError(
-            f"part {part} in {printable(job.folder)} is not what was written",
-            "check the disk, then run it again",
-            exit_code=1,
-        )
-    return rows
+    good = written.good
+    with contextlib.suppress(PartError):
+        rows = job.check(part)
+        if rows.status == written.status and all(
+            np.array_equal(rows.arrays[name][good], array[good])
+            for name, array in written.arrays.items()
+        ):
+            return rows
+    raise VitcliError(
+        f"part {part} in {printable(job.folder)} is not what was written",
+        "check the disk, then run it again",
+        exit_code=1,
+    )
 
 
 Work = Callable[
@@ -256,29 +398,35 @@ def encode_parts(
     """The rows of each part, decoded ahead of the encoder across batches and parts."""
     if not parts:
         return
-    work = decode_work(model, options)
     todo = sum(job.inputs.rows_of(part) for part, _ in parts)
-    workers = options.workers_for(todo)
-    with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
+    workers = min(options.workers or available_cpus(), todo)
+    with decode_pool(model, options, workers) as pool:
         decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
-        encoder = PartEncoder(model, options, progress.tell)
+        encoder = PartEncoder(model, options, progress.report)
         for part, partly in parts:
             yield part, encoder.encode(partial_rows(job, part, partly), decoded)
 
 
-def decode_work(model: Model, options: FolderOptions) -> DecodeWork:
-    return DecodeWork(
+def decode_pool(model: Model, options: FolderOptions, workers: int) -> DecodePool:
+    """Processes that decode a batch, and something for each of them to do, ahead of the encoder."""
+    work = DecodeWork(
         model.preprocessing,
         options.background,
         options.max_pixels,
         options.min_side,
         options.memory_bytes,
     )
+    return DecodePool(work, workers, options.timeout_s, 2 * (options.batch + workers))
 
 
 def partial_rows(job: Job, part: int, partly: bool) -> Rows:
-    """The rows of a part as far as they are there."""
-    if partly and (rows := job.read(part)):
+    """The rows of a part as far as they are there.
+
+    Images that keep their own size share a batch with whichever others have it: to be as if it
+    had never failed, such a part is made whole again.
+    """
+    fixed = PreprocessConfig.model_validate(job.settings["preprocess"], strict=False).output_size
+    if partly and fixed and (rows := job.read(part)):
         return rows
     return Rows.empty(part * job.inputs.part_rows, job.inputs.read(part))
 

@@ -2,154 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitcli.commands.embed.parts import OK, Rows
+from vitcli.commands.embed.result import PART_BYTES, FolderOptions
 from vitcli.commands.encode.analysis import NormTable, run_observed, select_tokens
+from vitcli.commands.encode.vectors import available_tokens
+from vitcli.config.request import layer_index
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.decode import MAX_PIXELS
-from vitcli.images.pool import Decoded, available_cpus
+from vitcli.images.pool import Decoded
 from vitcli.model import Model
 from vitcli.nn.hooks import layer_points
 
-VECTORS = ("pooled", "output", "cls", "dist")
+SINGLE = ("pooled", "output", "cls", "dist")
 """Kinds of tokens of which an image has one."""
-Tell = Callable[[int, Counter[str]], None]
-"""Told (rows of this part done, its failures by code)."""
-
-
-@dataclass(frozen=True)
-class FolderOptions:
-    """How a job is done. What IDENTITY names must not change while the job lasts."""
-
-    kind: str = "pooled"
-    format: str = "parquet"
-    vector_dtype: str = "float32"
-    norms: bool = False
-    """Also write, for each layer, the mean patch norm and the norm of CLS."""
-    part_rows: int = 1024
-    batch: int = 16
-    background: tuple[int, int, int] = (255, 255, 255)
-    max_pixels: int = MAX_PIXELS
-    min_side: int = 1
-
-    workers: int | None = None
-    """Decoding processes; None is one for each core."""
-    timeout_s: float = 60.0
-    memory_bytes: int = 4 * 2**30
-    """Address space of a decoding process (Linux): what needs more is `out_of_memory`."""
-    shard: tuple[int, int] = (1, 1)
-    retry_failed: bool = False
-    fail_fast: bool = False
-
-    def workers_for(self, images: int) -> int:
-        """Decoding processes for so many images."""
-        return min(self.workers or available_cpus(), images)
-
-    def ahead(self, workers: int) -> int:
-        """Images decoded before they are needed: a batch, and something for each process to do."""
-        return 2 * (self.batch + workers)
-
-
-IDENTITY = (
-    *("kind", "format", "vector_dtype", "norms", "part_rows", "batch"),
-    *("background", "max_pixels", "min_side"),
-)
+KINDS = (*SINGLE, "register", "patch")
+_TOKENS_PER_IMAGE = 256
+"""A ViT-B/16 at 256 px: `batch` images of it are what a pass over images of any size may hold."""
+_WAITING_BYTES = 2**28
+"""Pixels of images that wait for others of their size."""
+Report = Callable[[int, Counter[str]], None]
+"""Called with (rows of this part done, its failures by code)."""
 
 
 def failure(rows: Rows, row: int) -> VitcliError:
     """What `fail_fast` stops with."""
     return VitcliError(
         f"{printable(rows.names[row])}: {rows.status[row]}: {rows.error[row]}",
-        "without --fail-fast it becomes a row with that status",
+        "leave out --fail-fast: it becomes a row with that status",
         exit_code=1,
     )
 
 
-class PartEncoder:
-    """Fills the rows of a part that are not `ok` yet, batch by batch."""
-
-    def __init__(self, model: Model, options: FolderOptions, tell: Tell) -> None:
-        self.model = model
-        self.options = options
-        self.tell = tell
-        self.widths = array_widths(model, options)
-        # Images that keep their own size share no batch: one at a time.
-        self.batch = options.batch if model.preprocessing.output_size else 1
-
-    def encode(self, rows: Rows, decoded: Iterator[Decoded]) -> Rows:
-        """Rows whose status is not `ok` take the next of `decoded` each; the others stay."""
-        for name, width in self.widths.items():
-            dtype = self.options.vector_dtype if name == "vector" else "float32"
-            if name not in rows.arrays:
-                rows.arrays[name] = np.full((len(rows), width), np.nan, dtype)
-            elif not rows.arrays[name].flags.writeable:
-                rows.arrays[name] = rows.arrays[name].copy()
-        failures: Counter[str] = Counter()
-        for first in range(0, len(rows), self.batch):
-            indices = range(first, min(first + self.batch, len(rows)))
-            self._fill(rows, indices, decoded)
-            failures.update(rows.status[i] for i in indices if rows.status[i] != OK)
-            self.tell(indices[-1] + 1, failures)
-        return rows
-
-    def _fill(self, rows: Rows, indices: range, decoded: Iterator[Decoded]) -> None:
-        pixels: np.ndarray | None = None
-        fresh: list[int] = []
-        for place, row in enumerate(indices):
-            if rows.status[row] == OK:
-                continue
-            image = next(decoded)
-            rows.width[row], rows.height[row] = image.width, image.height
-            rows.status[row], rows.error[row] = image.code, image.error
-            if image.pixels is not None:
-                if pixels is None:
-                    pixels = np.zeros((len(indices), *image.pixels.shape), image.pixels.dtype)
-                pixels[place] = image.pixels
-                fresh.append(row)
-            elif self.options.fail_fast:
-                raise failure(rows, row)
-        if pixels is None:
-            return
-        for name, values in self._run(torch.from_numpy(pixels)).items():
-            rows.arrays[name][fresh] = values[[row - indices[0] for row in fresh]]
-        self._check_finite(rows, fresh)
-
-    @torch.inference_mode()
-    def _run(self, pixels: torch.Tensor) -> dict[str, np.ndarray]:
-        """One forward pass over B images as `levels` gives them: each array, (B, width)."""
-        model = self.model
-        pixels = normalized(pixels.to(model.device), model.preprocessing)
-        table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
-        observe = table.observe if self.options.norms else None
-        output = run_observed(model, pixels.to(model.device, model.dtype), observe)
-        with np.errstate(over="ignore"):
-            vector = select_tokens(model, output, self.options.kind)
-            arrays = {"vector": vector.astype(self.options.vector_dtype)}
-        if self.options.norms:
-            layers = table.rows([name for name, _ in layer_points(model.encoder)])
-            arrays["patch_norm_mean"] = np.array([[a.patch_norm_mean for a in x] for x in layers])
-            if model.config.encoder.cls_token:
-                arrays["cls_norm"] = np.array([[a.cls_norm for a in x] for x in layers])
-        return arrays
-
-    def _check_finite(self, rows: Rows, fresh: list[int]) -> None:
-        for row in fresh:
-            if not np.isfinite(rows.arrays["vector"][row]).all():
-                rows.status[row] = "not_finite"
-                rows.error[row] = f"the vector is not finite in {self.options.vector_dtype}"
-                for array in rows.arrays.values():
-                    array[row] = np.nan
-
-
-def normalized(pixels: torch.Tensor, config: PreprocessConfig) -> torch.Tensor:
+def normalized(pixels: Tensor, config: PreprocessConfig) -> Tensor:
     """A batch that `images.preprocess.levels` gave as float32 (B, 3, h, w), on its device.
 
     Equal to `images.preprocess.normalize` bit for bit: each step rounds once, as IEEE 754 says.
@@ -167,25 +61,263 @@ def normalized(pixels: torch.Tensor, config: PreprocessConfig) -> torch.Tensor:
     return pixels.sub_(mean).div_(std)
 
 
-def vector_width(model: Model, kind: str) -> int:
-    """Numbers in one vector of that kind, from a pass of nothing through the encoder."""
-    height, width = model.input_size
-    nothing = torch.zeros(1, 3, height, width, device=model.device, dtype=model.dtype)
-    with torch.inference_mode():
-        vector = select_tokens(model, model.encoder(nothing), kind)
-    if vector.ndim != 2:
+@dataclass(frozen=True)
+class _Pass:
+    """A forward pass that was started: which rows it is for, and how to get its values."""
+
+    rows: list[int]
+    places: list[int]
+    values: Callable[[], dict[str, np.ndarray]]
+
+
+@dataclass
+class _Group:
+    """Images of one size that wait for a pass."""
+
+    rows: list[int] = field(default_factory=list)
+    pixels: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.pixels)
+
+
+class PartEncoder:
+    """Fills the rows of a part that are not `ok` yet, batch by batch."""
+
+    def __init__(self, model: Model, options: FolderOptions, report: Report) -> None:
+        self.model = model
+        self.options = options
+        self.report = report
+        self.shapes = array_shapes(model, options)
+
+    def encode(self, rows: Rows, decoded: Iterator[Decoded]) -> Rows:
+        """Rows whose status is not `ok` take the next of `decoded` each; the rest stays."""
+        for name, shape in self.shapes.items():
+            dtype = self.options.vector_dtype if name in self.options.columns else "float32"
+            if name not in rows.arrays:
+                rows.arrays[name] = np.full((len(rows), *shape), np.nan, dtype)
+            elif not rows.arrays[name].flags.writeable:
+                rows.arrays[name] = rows.arrays[name].copy()
+        fixed = self.model.preprocessing.output_size is not None
+        passes = (self._in_places if fixed else self._by_size)(rows, decoded)
+        running: _Pass | None = None
+        for started, done in passes:
+            # On a GPU the next batch is copied and started before the last one's values arrive.
+            if running is not None:
+                self._keep(rows, running)
+            running = started
+            if running is not None and self.model.device.type != "cuda":
+                self._keep(rows, running)
+                running = None
+            self.report(done, _failures(rows.status[:done] if fixed else rows.status))
+        if running is not None:
+            self._keep(rows, running)
+        return rows
+
+    def _in_places(
+        self, rows: Rows, decoded: Iterator[Decoded]
+    ) -> Iterator[tuple[_Pass | None, int]]:
+        """Images of one size: each batch is the same rows, each image in the same place."""
+        for first in range(0, len(rows), self.options.batch):
+            indices = range(first, min(first + self.options.batch, len(rows)))
+            pixels: np.ndarray | None = None
+            fresh: list[int] = []
+            for row in indices:
+                if rows.status[row] == OK:
+                    continue
+                found = self._take(rows, row, decoded)
+                if found is None:
+                    continue
+                if pixels is None:
+                    pixels = np.zeros((len(indices), *found.shape), found.dtype)
+                pixels[row - first] = found
+                fresh.append(row)
+            started = None
+            if pixels is not None:
+                started = self._start(pixels, fresh, [row - first for row in fresh])
+            yield started, indices[-1] + 1
+
+    def _by_size(
+        self, rows: Rows, decoded: Iterator[Decoded]
+    ) -> Iterator[tuple[_Pass | None, int]]:
+        """Images that keep their own size: those of one size share passes of bounded tokens."""
+        waiting: dict[tuple[int, ...], _Group] = {}
+        done = 0
+
+        def flush(shape: tuple[int, ...]) -> tuple[_Pass, int]:
+            nonlocal done
+            group = waiting.pop(shape)
+            done += len(group.rows)
+            started = self._start(np.stack(group.pixels), group.rows, [*range(len(group.rows))])
+            return started, done
+
+        for row in range(len(rows)):
+            found = None if rows.status[row] == OK else self._take(rows, row, decoded)
+            if found is None:
+                done += 1
+                continue
+            group = waiting.setdefault(found.shape, _Group())
+            group.rows.append(row)
+            group.pixels.append(found)
+            if len(group.rows) == self._batch(found):
+                yield flush(found.shape)
+            elif sum(group.bytes for group in waiting.values()) > _WAITING_BYTES:
+                yield flush(max(waiting, key=lambda shape: waiting[shape].bytes))
+        for shape in [*waiting]:
+            yield flush(shape)
+
+    def _batch(self, pixels: np.ndarray) -> int:
+        """Images of this size in one pass: no more tokens than `batch` images of a usual size."""
+        height, width = pixels.shape[:2] if pixels.dtype == np.uint8 else pixels.shape[1:]
+        patch = int(self.model.config.encoder.patch_size)
+        tokens = max(1, (int(height) // patch) * (int(width) // patch))
+        return max(1, min(self.options.batch, self.options.batch * _TOKENS_PER_IMAGE // tokens))
+
+    def _take(self, rows: Rows, row: int, decoded: Iterator[Decoded]) -> np.ndarray | None:
+        """The next image's pixels, and what became of it into its row."""
+        image = next(decoded)
+        rows.width[row], rows.height[row] = image.width, image.height
+        rows.status[row], rows.error[row] = image.code, image.error
+        if image.pixels is None and self.options.fail_fast:
+            raise failure(rows, row)
+        return image.pixels
+
+    def _start(self, pixels: np.ndarray, rows: list[int], places: list[int]) -> _Pass:
+        """Start one forward pass over B images as `levels` gives them."""
+        batch = torch.from_numpy(pixels)
+        if self.model.device.type == "cuda":
+            batch = batch.pin_memory().to(self.model.device, non_blocking=True)
+        batch = normalized(batch.to(self.model.device), self.model.preprocessing)
+        columns, norms = self.options.columns, self.options.norms
+        return _Pass(rows, places, forward(self.model, batch, columns, norms))
+
+    def _keep(self, rows: Rows, started: _Pass) -> None:
+        """The values of a pass into their rows; a row with one that is not finite fails."""
+        for name, values in started.values().items():
+            with np.errstate(over="ignore"):
+                rows.arrays[name][started.rows] = values[started.places]
+        for row in started.rows:
+            for name in self.options.columns:
+                if not np.isfinite(rows.arrays[name][row]).all():
+                    rows.status[row] = "not_finite"
+                    rows.error[row] = f"{name} is not finite in {self.options.vector_dtype}"
+                    for array in rows.arrays.values():
+                        array[row] = np.nan
+                    break
+
+
+def _failures(status: list[str]) -> Counter[str]:
+    return Counter(code for code in status if code not in (OK, ""))
+
+
+@torch.inference_mode()
+def forward(
+    model: Model,
+    pixels: Tensor,
+    columns: Mapping[str, tuple[str, int | None]],
+    norms: bool = False,
+) -> Callable[[], dict[str, np.ndarray]]:
+    """Start a pass over normalized (B, 3, h, w); the function that waits for its arrays.
+
+    Args:
+        columns: kind and layer of each array by its name, as `FolderOptions.columns`.
+        norms: give `patch_norm_mean` and `cls_norm` (B, layers) too.
+
+    Each array is (B, width), (B, R, D) of registers or (B, h, w, D) of patches.
+    """
+    wanted = {layer for _, layer in columns.values() if layer is not None}
+    table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
+    kept: dict[int, Tensor] = {}
+    points = iter(range(len(layer_points(model.encoder))))
+
+    def observe(tokens: Tensor) -> None:
+        point = next(points)
+        if point in wanted:
+            kept[point] = tokens
+        if norms:
+            table.observe(tokens)
+
+    watched = bool(wanted or norms)
+    output = run_observed(model, pixels.to(model.dtype), observe if watched else None)
+    grid = model.encoder.front_end.grid(pixels)
+
+    def values() -> dict[str, np.ndarray]:
+        arrays = {}
+        for name, (kind, layer) in columns.items():
+            found = output
+            if layer is not None:
+                tokens = kept[layer]
+                prefix = model.encoder.prefix_tokens
+                pooled = None
+                if kind == "pooled":
+                    with torch.inference_mode():
+                        pooled = model.encoder.pooling(tokens[:, :prefix], tokens[:, prefix:])
+                found = output._replace(tokens=tokens, pooled=pooled)
+            array = select_tokens(model, found, kind)
+            if kind == "patch":
+                array = array.reshape(len(array), *grid, array.shape[-1])
+            arrays[name] = array
+        if norms:
+            layers = table.rows([name for name, _ in layer_points(model.encoder)])
+            arrays["patch_norm_mean"] = np.array([[a.patch_norm_mean for a in x] for x in layers])
+            if model.config.encoder.cls_token:
+                arrays["cls_norm"] = np.array([[a.cls_norm for a in x] for x in layers])
+        return arrays
+
+    return values
+
+
+def checked(model: Model, options: FolderOptions) -> FolderOptions:
+    """The options with layers from 0 and rows per part that fit, before any image is read.
+
+    Raises:
+        VitcliError: kinds or layers that this encoder cannot give, or that fit no format.
+    """
+    model.check_reads_images()
+    size = model.preprocessing.output_size  # an error where nothing tells how to prepare pixels
+    c = model.config.encoder
+    available = [kind for kind in KINDS if kind in available_tokens(c)]
+    if size is None:
+        available = [kind for kind in available if kind != "patch"]
+    if options.layers:
+        weightless = c.pooling in ("cls", "mean", "cls+mean")
+        available = [k for k in available if k != "output" and (k != "pooled" or weightless)]
+    for kind in (kind for kind, _ in options.columns.values()):
+        if kind not in available:
+            why = f"{model.name} does not give it"
+            if kind not in KINDS:
+                why = "unknown kind"
+            elif kind == "patch":
+                why = "images of different sizes have different grids"
+            elif options.layers and kind in ("output", "pooled"):
+                why = "it exists at the end of the encoder only"
+            hint = "--image-size 224" if kind == "patch" else f"--tokens {','.join(available[:1])}"
+            raise VitcliError(f"--tokens {kind}: {why} (expected {', '.join(available)})", hint)
+    layers = tuple(sorted({layer_index(layer, c.depth, "--layers") for layer in options.layers}))
+    options = replace(options, layers=layers)
+    if options.format == "npy" and (options.norms or len(options.columns) > 1):
+        what = "--norms" if options.norms else f"--tokens {options.kind}"
         raise VitcliError(
-            f"{kind}: {model.name} gives {vector.shape[1]} of them an image", "--tokens pooled"
+            f"{what}: a .npy file holds vectors alone, of one kind", "--format parquet"
         )
-    return int(vector.shape[1])
+    fits = PART_BYTES // max(1, row_bytes(model, options))
+    whole = max(1, fits // options.batch) * options.batch
+    return replace(options, part_rows=min(options.part_rows, whole))
 
 
-def array_widths(model: Model, options: FolderOptions) -> dict[str, int]:
-    """The columns of arrays in a part, and their widths."""
-    widths = {"vector": vector_width(model, options.kind)}
-    if options.norms:
-        layers = len(layer_points(model.encoder))
-        widths["patch_norm_mean"] = layers
-        if model.config.encoder.cls_token:
-            widths["cls_norm"] = layers
-    return widths
+def row_bytes(model: Model, options: FolderOptions) -> int:
+    """Bytes of the arrays of one row."""
+    size = np.dtype(options.vector_dtype).itemsize
+    shapes = array_shapes(model, options)
+    return sum(
+        math.prod(shape) * (size if name in options.columns else 4)
+        for name, shape in shapes.items()
+    )
+
+
+def array_shapes(model: Model, options: FolderOptions) -> dict[str, tuple[int, ...]]:
+    """The arrays of a part and their shapes of one image, from a pass of nothing."""
+    nothing = torch.zeros(1, 3, *model.input_size, device=model.device)
+    values = forward(replace(model, runner=None), nothing, options.columns, options.norms)()
+    return {name: array.shape[1:] for name, array in values.items()}

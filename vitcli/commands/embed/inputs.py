@@ -24,8 +24,8 @@ from typing import BinaryIO
 
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder, printable
+from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.folders import Walk
-from vitcli.images.pool import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.shards import Entry
 
 _CHUNK = 1 << 20
@@ -190,10 +190,20 @@ class InputList:
         return min(self.part_rows, self.count - part * self.part_rows)
 
     def read(self, part: int) -> list[Entry]:
-        """The entries of one part."""
-        with self.path.open("rb") as file:
-            file.seek(self.starts[part])
-            return [Entry.from_line(file.readline()) for _ in range(self.rows_of(part))]
+        """The entries of one part.
+
+        Raises:
+            VitcliError: the list is damaged.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.starts[part])
+                return [Entry.from_line(file.readline()) for _ in range(self.rows_of(part))]
+        except (OSError, ValueError, RecursionError) as error:
+            raise VitcliError(
+                f"{printable(self.path)}: the list of inputs is damaged",
+                "embed the images again into another folder",
+            ) from error
 
 
 def write_inputs(entries: Iterable[Entry], folder: Path, part_rows: int) -> InputList:

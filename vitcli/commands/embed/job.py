@@ -4,31 +4,95 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
+import shlex
 import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
-from vitcli.config.yaml import dotted
+from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
-from vitcli.files import printable
+from vitcli.files import Lock, atomic_write, lock, printable, try_lock
+from vitcli.images.shards import Entry
 from vitcli.model import Model, load_model
 
 MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
+CHECKSUMS = "_checksums.json"
 """Readers of a folder of Parquet pass over names with an underscore."""
+
+
+class _Plain(BaseModel):
+    """Strict: what a file says is never turned into something else."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Level = Annotated[int, Field(ge=0, le=255)]
+
+
+class _Settings(_Plain):
+    """What readers use of a job's settings."""
+
+    model: str
+    weights: str
+    weights_sha256: str
+    kind: str
+    layers: list[int]
+    format: Literal["parquet", "npy", "safetensors"]
+    vector_dtype: Literal["float32", "float16"]
+    part_rows: Positive
+    batch: Positive
+    background: Annotated[list[Level], Field(min_length=3, max_length=3)]
+    columns: Annotated[list[tuple[str, str, list[Positive]]], Field(strict=False, min_length=1)]
+    preprocess: dict[str, Any]
+
+
+class _Inputs(_Plain):
+    count: Positive
+    sha256: str
+
+
+class _Request(_Plain):
+    """How the model was asked for; the fields of `ModelRequest`."""
+
+    preset: str | None
+    config_file: str | None
+    settings: Annotated[list[tuple[list[str], Any, str]], Field(strict=False)]
+    weights: str | None
+    adapter: str | None
+    seed: int
+    image_size: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None
+    device: str
+    dtype: str
+    engine: str
+
+
+class _Manifest(_Plain):
+    settings: _Settings
+    root: str
+    inputs: _Inputs
+    encoder_threads: Annotated[int, Field(ge=1, le=4096)]
+    request: _Request
+
+
+_Checksums = dict[str, list[str]]
+"""SHA-256 of each file of a part, by the part's number."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +115,68 @@ class Job:
         return {**self.settings, "inputs_sha256": self.inputs.digest}
 
     def write(self, part: int, rows: Rows) -> None:
+        """Write a part, then its checksums into the folder's list."""
         self.format.write(self.folder, part, rows, self.about)
+        with lock(self.folder / MANIFEST):  # other shards write theirs
+            known = {**_checksums(self.folder), str(part): self._digests(part)}
+            text = json.dumps({key: known[key] for key in sorted(known, key=_number)}, indent=0)
+            with atomic_write(self.folder / CHECKSUMS) as file:
+                file.write(text.encode("ascii"))
+
+    def _digests(self, part: int) -> list[str]:
+        digests = []
+        for path in self.format.files(self.folder, part):
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        return digests
 
     def read(self, part: int) -> Rows | None:
         """A part that is whole and is this job's; None where it has to be made."""
         try:
-            rows, about = self.format.read(self.folder, part)
+            return self.check(part)
         except PartError:
             return None
-        entries = self.inputs.read(part)
-        same = rows.names == [entry.name for entry in entries]
-        whole = same and rows.first == part * self.inputs.part_rows and about == self.about
-        return rows if whole else None
+
+    def check(self, part: int) -> Rows:
+        """A part from the disk, whole: its checksum, its rows' names, its arrays and their values.
+
+        Raises:
+            PartError: it is missing, or what it holds is not what this job wrote; says in what.
+        """
+        name = self.format.files(self.folder, part)[0].name
+        try:
+            digests = self._digests(part)
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            reason = "is missing" if gone else error.strerror or error
+            raise PartError(f"{name}: {reason}") from error
+        if digests != _checksums(self.folder).get(str(part)):
+            raise PartError(f"{name}: its checksum is not the one that {CHECKSUMS} holds")
+        rows, about = self.format.read(self.folder, part)
+        if about != self.about:
+            raise PartError(f"{name}: it is of another job")
+        if rows.first != part * self.inputs.part_rows or rows.names != [
+            entry.name for entry in self.inputs.read(part)
+        ]:
+            raise PartError(f"{name}: its rows are of other images")
+        found = [[key, str(v.dtype), list(v.shape[1:])] for key, v in rows.arrays.items()]
+        if found != [list(column) for column in self.settings["columns"]]:
+            raise PartError(f"{name}: other arrays (got {found})")
+        good = rows.good
+        if not all(rows.status) or not all(
+            np.isfinite(v[good]).all() for v in rows.arrays.values()
+        ):
+            raise PartError(f"{name}: rows without a status, or values that are not finite")
+        return rows
+
+
+def _number(key: str) -> tuple[int, str]:
+    return len(key), key
+
+
+def _checksums(folder: Path) -> _Checksums:
+    path = folder / CHECKSUMS
+    return read_json(path, _Checksums) if path.exists() else {}
 
 
 def begin(
@@ -101,50 +215,100 @@ def begin(
     except BaseException:
         inputs.path.unlink(missing_ok=True)
         raise
-    kept = InputList(
-        folder / INPUTS,
-        inputs.count,
-        inputs.digest,
-        inputs.duplicates,
-        inputs.part_rows,
-        inputs.starts,
-    )
+    kept = dataclasses.replace(inputs, path=folder / INPUTS)
     return Job(folder, kept, settings, int(held["encoder_threads"]))
 
 
-def load_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder that `vitcli encode` wrote.
+def open_job(folder: Path) -> Job:
+    """A job that `vitcli embed` wrote, to be read.
 
     Raises:
-        VitcliError: it is not such a folder.
+        VitcliError: it is not such a folder, or its lists are damaged.
+    """
+    manifest = load_manifest(folder)
+    settings, inputs = manifest["settings"], manifest["inputs"]
+    path, part_rows = folder / INPUTS, settings["part_rows"]
+    starts, count, at = array("q"), 0, 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if count % part_rows == 0:
+                    starts.append(at)
+                count, at = count + 1, at + len(line)
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from error
+    if count != inputs["count"]:
+        raise _damaged(path, f"{count:,} lines (expected {inputs['count']:,})")
+    listed = InputList(path, count, inputs["sha256"], 0, part_rows, starts)
+    return Job(folder, listed, settings, manifest["encoder_threads"])
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that `vitcli embed` wrote.
+
+    Raises:
+        VitcliError: it is not such a folder, or the manifest is damaged.
     """
     if not (folder / MANIFEST).is_file():
         raise VitcliError(
-            f"{printable(folder)}: no vectors of `vitcli encode` in there",
-            f"vitcli encode PATH --out {printable(folder)}",
+            f"{printable(folder)}: no vectors of `vitcli embed` in there",
+            f"vitcli embed PATH --out {shlex.quote(printable(folder))}",
         )
     return _load(folder / MANIFEST)
 
 
-def iterate_parts(folder: Path) -> Iterator[Rows]:
-    """The parts of a job in order, one in memory at a time.
+def vector_column(settings: dict[str, Any], column: str | None = None) -> str:
+    """The name of a column of vectors, one per image: the first where none is asked for.
 
     Raises:
-        VitcliError: no job there, or a part is missing or damaged (exit code 1).
+        VitcliError: the job has no such column.
     """
-    manifest = load_manifest(folder)
-    settings, count = manifest["settings"], manifest["inputs"]["count"]
-    for part in range(-(-count // settings["part_rows"])):
+    norms = ("patch_norm_mean", "cls_norm")
+    columns: list[tuple[str, str, list[int]]] = settings["columns"]
+    there = [n for n, _, shape in columns if len(shape) == 1 and n not in norms]
+    if column is None and there:
+        return there[0]
+    if column is None or column not in there:
+        raise VitcliError(
+            f"{column or 'vectors'}: no such column of one vector per image "
+            f"(expected {', '.join(there) or 'one; this job holds patches or registers'})",
+            "vitcli embed PATH --out OTHER --tokens pooled",
+        )
+    return column
+
+
+def iterate_parts(folder: Path, column: str | None = None) -> Iterator[Rows]:
+    """The parts of a job in order, one in memory at a time, each verified whole.
+
+    `arrays["vector"]` is the column asked for, the first one of vectors by default.
+
+    Raises:
+        VitcliError: no job there, or a part is missing or not what was written (exit code 1).
+    """
+    job = open_job(folder)
+    column = vector_column(job.settings, column)
+    for part in range(job.inputs.parts):
         try:
-            rows, _ = FORMATS[settings["format"]].read(folder, part)
+            rows = job.check(part)
         except PartError as error:
-            name = FORMATS[settings["format"]].files(folder, part)[0].name
             raise VitcliError(
-                f"{printable(folder)}: {name} is missing or damaged",
-                "run the same `vitcli encode` again to finish it",
+                f"{printable(folder)}: {error}",
+                "run the same `vitcli embed` again: it makes that part again",
                 exit_code=1,
             ) from error
+        rows.arrays["vector"] = rows.arrays[column]
         yield rows
+
+
+def iterate_entries(folder: Path) -> Iterator[Entry]:
+    """The inputs of a job in the order of its rows, with the labels that shards give.
+
+    Raises:
+        VitcliError: no job there, or its list is damaged.
+    """
+    job = open_job(folder)
+    for part in range(job.inputs.parts):
+        yield from job.inputs.read(part)
 
 
 def my_share(parts: int, shard: tuple[int, int]) -> range:
@@ -187,14 +351,14 @@ def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text("ascii"))
-        _ = manifest["settings"], manifest["inputs"]["count"], manifest["encoder_threads"]
-        return manifest
-    except (ValueError, KeyError, TypeError) as error:
-        raise VitcliError(
-            f"{printable(path)} is damaged", "choose another --out, or remove the folder"
-        ) from error
+    return read_json(path, _Manifest).model_dump(mode="json")
+
+
+def _damaged(path: Path, why: str) -> VitcliError:
+    return VitcliError(
+        f"{printable(path)}: is damaged: {printable(why)}",
+        "embed the images again into another folder",
+    )
 
 
 def _changes(now: dict[str, Any], before: dict[str, Any], old: Path, new: Path) -> Iterator[str]:
@@ -226,29 +390,25 @@ def only_writer(folder: Path, shared: bool) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        held = try_lock(folder, shared)
     except OSError as error:
-        reason = error.strerror or error
-        raise VitcliError(
-            f"--out {printable(folder)}: {reason}", "choose another folder"
-        ) from error
-    try:
-        try:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            reason = error.strerror or error
             raise VitcliError(
-                f"another run is writing into {printable(folder)}",
-                "wait for it, or divide the work with --shard i/n on both",
+                f"--out {printable(folder)}: {reason}", "choose another folder"
             ) from error
-        except OSError:
-            shared = True  # a file system without locks: touch nothing of others
+        held, shared = Lock(), True  # a file system without locks: touch nothing of others
+    if held is None:
+        raise VitcliError(
+            f"another run is writing into {printable(folder)}",
+            "wait for it, or divide the work with --shard i/n on both",
+        )
+    with held:
         if not shared:
-            for pattern in (".part-*.part", ".inputs.*.jsonl", ".manifest.*.part"):
+            for pattern in (".part-*.part", "._*.part", ".inputs.*.jsonl", ".manifest.*.part"):
                 for left in folder.glob(pattern):
                     left.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(handle)
 
 
 def remembered(request: ModelRequest) -> dict[str, Any]:
@@ -262,11 +422,17 @@ def remembered(request: ModelRequest) -> dict[str, Any]:
 
 
 def recalled(plain: dict[str, Any]) -> ModelRequest:
-    """The request that `remembered` wrote."""
+    """The request that `remembered` wrote.
+
+    Raises:
+        VitcliError: settings that no model has.
+    """
     size, file = plain["image_size"], plain["config_file"]
     settings = tuple(
         Setting(tuple(path), value, source) for path, value, source in plain["settings"]
     )
+    fields = {field.name for field in dataclasses.fields(ModelRequest)}
+    plain = {key: value for key, value in plain.items() if key in fields}
     changes = {
         "settings": settings,
         "image_size": tuple(size) if size else None,
@@ -282,16 +448,12 @@ def load_saved(folder: Path, device: str = "auto") -> Model:
         VitcliError: no vectors there, or the source has other weights now.
     """
     manifest = load_manifest(folder)
-    try:
-        request = recalled(manifest["request"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise VitcliError(f"{printable(folder)}: the manifest does not name a model") from error
-    model = load_model(dataclasses.replace(request, device=device))
+    model = load_model(dataclasses.replace(recalled(manifest["request"]), device=device))
     if weights_digest(model.encoder) != manifest["settings"]["weights_sha256"]:
         raise VitcliError(
             f"{model.weights}: other weights than those that made the vectors in "
             f"{printable(folder)}",
-            "encode the images again into another folder",
+            "embed the images again into another folder",
         )
     return model
 

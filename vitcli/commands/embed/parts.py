@@ -1,9 +1,9 @@
 """Parts of a job: a fixed number of rows in one file, as Parquet, .npy + .csv or safetensors.
 
 The rows of a part are the same in every format: `index` in the sorted inputs, `path` (`escaped`
-says whether bytes that are not UTF-8 were written as `\\xNN`, see `jobs.entries.escaped`),
-`width`, `height`, `status` (`ok` or a code), `error`, and vectors of float32 or float16, null (NaN
-in the other formats) where the status is not `ok`.
+says whether bytes that are not UTF-8 were written as `\\xNN`, see `escaped`),
+`width`, `height`, `status` (`ok` or a code), `error`, and vectors of float32 or float16 in columns
+named as `FolderOptions.columns` says, null (NaN in the other formats) where the status is not `ok`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rows:
     status: list[str]
     error: list[str]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    """`vector` (R, W) and the optional norms, NaN in rows that failed."""
+    """Vectors by column, (R, W) or (R, h, w, D), and the optional norms; NaN in failed rows."""
 
     @classmethod
     def empty(cls, first: int, entries: list[Entry]) -> Rows:
@@ -105,8 +105,10 @@ class ParquetParts(PartFormat):
         arrays = [pa.array(columns[name], types.get(name, pa.string())) for name in _COLUMNS]
         failed = pa.array(~rows.good)
         for array in rows.arrays.values():
-            flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, array.shape[1], mask=failed))
+            lists = pa.array(np.ascontiguousarray(array).reshape(-1))
+            for size in array.shape[:1:-1]:  # from the innermost list outwards
+                lists = pa.FixedSizeListArray.from_arrays(lists, size)
+            arrays.append(pa.FixedSizeListArray.from_arrays(lists, array.shape[1], mask=failed))
         table = pa.table(arrays, names=[*_COLUMNS, *rows.arrays])
         table = table.replace_schema_metadata({ABOUT: _dump(about)})
         with atomic_write(self.files(folder, part)[0]) as file:
@@ -121,9 +123,11 @@ class ParquetParts(PartFormat):
         columns = {name: table[name].to_pylist() for name in _COLUMNS}
         arrays = {}
         for name in table.column_names[len(_COLUMNS) :]:
-            lists = table[name].combine_chunks()
-            values = lists.values.to_numpy(zero_copy_only=False)
-            arrays[name] = values.reshape(len(table), lists.type.list_size)
+            lists, shape = table[name].combine_chunks(), [len(table)]
+            while hasattr(lists.type, "list_size"):
+                shape.append(lists.type.list_size)
+                lists = lists.values
+            arrays[name] = lists.to_numpy(zero_copy_only=False).reshape(shape)
         return _as_rows(columns, arrays), about
 
 
@@ -178,8 +182,11 @@ class SafetensorsParts(PartFormat):
         with safetensors.safe_open(self.files(folder, part)[0], "numpy") as file:
             about = json.loads(file.metadata()[ABOUT])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        ordered = {name: arrays[name] for name in sorted(arrays, key=lambda n: n != "vector")}
-        return _as_rows(about.pop("rows"), ordered), about
+        columns = about.pop("rows")
+        vectors_first = sorted(arrays, key=lambda name: name != "vector")  # the file sorts them
+        order = [name for name, *_ in about.get("columns", zip(vectors_first, strict=True))]
+        ordered = {name: arrays[name] for name in sorted(arrays, key=order.index)}
+        return _as_rows(columns, ordered), about
 
 
 FORMATS: dict[str, PartFormat] = {
@@ -189,14 +196,20 @@ FORMATS: dict[str, PartFormat] = {
 }
 
 
-def check_format(name: str) -> PartFormat:
+def check_format(name: str, dtype: str = "float32") -> PartFormat:
     """The format of that name, ready to write.
 
     Raises:
-        VitcliError: there is none, or its library is missing.
+        VitcliError: there is none, its library is missing, or vectors cannot be of that type.
     """
     if name not in FORMATS:
-        raise VitcliError(f"--format {name}: unknown", "one of " + ", ".join(FORMATS))
+        kinds = ", ".join(FORMATS)
+        raise VitcliError(f"--format {name}: unknown (expected {kinds})", "--format parquet")
+    if dtype not in ("float32", "float16"):
+        raise VitcliError(
+            f"--vector-dtype {dtype}: unknown (expected float32 or float16)",
+            "--vector-dtype float16",
+        )
     if name == "parquet":
         _pyarrow(", or --format npy")
     return FORMATS[name]
@@ -234,8 +247,6 @@ def _as_rows(columns: dict[str, list[Any]], arrays: dict[str, np.ndarray]) -> Ro
     lengths = [*map(len, columns.values()), *map(len, arrays.values())]
     if any(length != count for length in lengths):
         raise ValueError("columns of different lengths")
-    if "vector" not in arrays:
-        raise ValueError("no vectors")
     pairs = zip(columns["path"], columns["escaped"], strict=True)
     return Rows(
         first=columns["index"][0],

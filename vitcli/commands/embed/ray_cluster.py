@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from vitcli.commands.embed.analysis import Progress, Work, decode_work, partial_rows
-from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
+from vitcli.commands.embed.analysis import Progress, Work, decode_pool, partial_rows
+from vitcli.commands.embed.encoder import PartEncoder
 from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.images.pool import DecodePool
 from vitcli.images.shards import Entry
 from vitcli.model import Model, load_model
 
@@ -37,11 +37,8 @@ class PartActor:
         model = load_model(recalled(request))
         if weights_digest(model.encoder) != digest:
             raise ValueError(f"{model.weights}: other weights on this machine")
-        workers = options.workers or threads
         self.encoder = PartEncoder(model, options, _quiet)
-        self.pool = DecodePool(
-            decode_work(model, options), workers, options.timeout_s, options.ahead(workers)
-        )
+        self.pool = decode_pool(model, options, options.workers or threads)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Fill the rows of a part that are not `ok` yet."""

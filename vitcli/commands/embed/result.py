@@ -1,11 +1,76 @@
-"""What `encode` on many images, `neighbors` and `probe` answer."""
+"""What an embedding job is asked for and what it answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
 from vitcli.results import FailedImage, ModelInfo, Result
+
+PART_BYTES = 2**28
+"""A part holds fewer rows than `part_rows` where it would be larger than this."""
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """How a job is done. What IDENTITY names must not change while the job lasts."""
+
+    kind: str = "pooled"
+    """Kinds of vectors with commas: pooled, output, cls, dist, register, patch."""
+    layers: tuple[int, ...] = ()
+    """Layers whose vectors are written: 0 is the input of the first block, i the output of block
+    i, -1 the last; without any, the vectors after the final norm."""
+    format: str = "parquet"
+    """parquet, npy (+ csv) or safetensors."""
+    vector_dtype: str = "float32"
+    """float32 or float16."""
+    norms: bool = False
+    """Also write, for each layer, the mean patch norm and the norm of CLS."""
+    part_rows: int = 1024
+    """Rows per part; fewer where a part would be larger than `PART_BYTES`."""
+    batch: int = 16
+    """Images per forward pass; fewer where they keep their own size and that is larger."""
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Red, green, blue behind transparent pixels."""
+    max_pixels: int = MAX_PIXELS
+    """Images of more pixels fail."""
+    min_side: int = 1
+    """Images with a shorter side fail."""
+
+    workers: int | None = None
+    """Decoding processes; None is one per core."""
+    timeout_s: float = TIMEOUT_S
+    """Seconds in which an image must be decoded."""
+    memory_bytes: int = MEMORY_BYTES
+    """Address space of a decoding process (Linux): what needs more is `out_of_memory`."""
+    shard: tuple[int, int] = (1, 1)
+    """(i, n): only every n-th part, from the i-th, counted from 1."""
+    retry_failed: bool = False
+    """Try the failed rows of finished parts again."""
+    fail_fast: bool = False
+    """Stop at the first failure."""
+
+    @property
+    def columns(self) -> dict[str, tuple[str, int | None]]:
+        """Kind and layer (None: the encoder's end) of each column of vectors, by its name.
+
+        A single one is called `vector`, several `KIND` or `KIND_layer_N`.
+        """
+        kinds = [kind.strip() for kind in self.kind.split(",")]
+        pairs = [(kind, layer) for kind in kinds for layer in self.layers or (None,)]
+        if len(pairs) == 1:
+            return {"vector": pairs[0]}
+        return {
+            kind if layer is None else f"{kind}_layer_{layer}": (kind, layer)
+            for kind, layer in pairs
+        }
+
+
+IDENTITY = (
+    *("kind", "layers", "format", "vector_dtype", "norms", "part_rows", "batch"),
+    *("background", "max_pixels", "min_side"),
+)
 
 
 @dataclass(frozen=True)
@@ -17,8 +82,20 @@ class FailureCount:
 
 
 @dataclass(frozen=True)
+class VectorColumn:
+    """One column of vectors."""
+
+    name: str
+    kind: str
+    layer: int | None
+    """None is the end of the encoder, after the final norm."""
+    shape: tuple[int, ...]
+    """Of one image: (width), (h, w, width) for patches."""
+
+
+@dataclass(frozen=True)
 class FolderResult(Result):
-    """The answer of `vitcli encode PATH... --out DIR`; counts are of this run's share."""
+    """The answer of `vitcli embed PATH... --out DIR`; counts are of this run's share."""
 
     rows_at: ClassVar[str] = "failures"
 
@@ -28,9 +105,9 @@ class FolderResult(Result):
     out: str
     format: str
     kind: str
-    """Which vector: pooled, cls, dist or output."""
+    """Which vectors: pooled, output, cls, dist, register, patch; several with commas."""
     width: int
-    """Numbers in a vector."""
+    """Numbers in one vector of the first column."""
     shard: str
     """`1/1` is the whole."""
     parts: int
@@ -40,14 +117,15 @@ class FolderResult(Result):
     examples: tuple[FailedImage, ...]
     """The first few that failed."""
     rows_encoded: int
-    """Rows of the parts that this run wrote; the others were there."""
+    """Rows of the parts that this run wrote; the rest was finished before."""
     skipped_files: tuple[FailureCount, ...]
-    """Files without an image suffix that a folder's walk left out, by suffix."""
+    """Files of folders and shards that were left out: by suffix, and hidden ones."""
     duplicates: int
     """Inputs that were named more than once."""
     wall_s: float
     images_per_s: float | None
     """Over the rows encoded; None where there were none."""
+    columns: tuple[VectorColumn, ...] = ()
 
     @property
     def failed(self) -> int:

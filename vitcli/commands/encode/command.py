@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitcli.commands.embed.command import JobOptions, is_job, run_job
 from vitcli.errors import VitcliError
+from vitcli.files import is_folder
 from vitcli.ui.figures import draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -19,7 +22,6 @@ from vitcli.ui.options import (
     Output,
     PlotOption,
     PrintConfigOption,
-    Without,
     grouped,
     known_engine,
 )
@@ -27,26 +29,23 @@ from vitcli.ui.tables import show
 
 
 @grouped
-@grouped
 def encode(
     images: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="PATH",
-            help="Images; without any, a built-in picture. With --out DIR also folders, globs, "
-            "lists (@list.txt, - for stdin) and webdataset tar shards.",
+            help="Images; without any, a built-in picture. Folders are for `vitcli embed`.",
         ),
     ] = None,
     *,
     model: ModelOptions,
-    job: JobOptions,
     every: EveryOption = 1,
     out: Annotated[
         str | None,
         typer.Option(
             "--out",
-            metavar="FILE|DIR",
-            help="Write vectors: a file (.npz, .npy, .safetensors), or a folder of parts.",
+            metavar="FILE",
+            help="Write vectors to a file (.npz, .npy, .safetensors).",
         ),
     ] = None,
     tokens: Annotated[
@@ -83,7 +82,7 @@ def encode(
             "--layer", metavar="N", help="The layer that --map draws, as in the table; the last."
         ),
     ] = None,
-    output: Annotated[Output, Without(("format",))],  # --format is that of --out
+    output: Output,
     plot: PlotOption = None,
     print_config: PrintConfigOption = False,
 ) -> None:
@@ -95,17 +94,12 @@ def encode(
       vitcli encode photo.jpg --weights facebook/dinov2-small --every 2
       vitcli encode *.jpg --weights facebook/dinov2-small --map features.png
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
-      vitcli encode photos/ --weights facebook/dinov2-small --out vectors/
     """
     from vitcli.commands.encode.vectors import check_tokens, check_vector_file, write_vectors
     from vitcli.ui.console import answer_text, note, plural, progress, status, warn
     from vitcli.ui.figures import check_figure_file
 
-    many = is_job(images or [], out)
-    if many and (plot or map_file or every != 1):
-        raise VitcliError("--plot, --map, --every: for a few images", "leave out --out DIR")
-    if not many and job.given():
-        raise VitcliError(f"{', '.join(job.given())}: for many images", "add --out DIR")
+    check_few(images or [], out, model)
     check_figure_file(plot)
     check_figure_file(map_file)
     if map_file is None and (map_query is not None or layer is not None):
@@ -121,7 +115,7 @@ def encode(
     if tokens and not out:
         raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
     kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []
-    if out and not many:
+    if out:
         check_vector_file(Path(out), kinds)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     if print_config and request.weights is None:
@@ -129,15 +123,10 @@ def encode(
 
         return answer_text(config_yaml(request.fresh_config()))
     if request.weights is None:  # a bad config is told before torch is loaded
-        check_tokens(request.fresh_config(), [] if many else kinds)
+        check_tokens(request.fresh_config(), kinds)
     from vitcli.ui.options import parse_color
 
     color = parse_color(background)
-    if many and not print_config:
-        assert out is not None
-        return run_job(
-            request, images or [], out, job, tokens=tokens, background=color, form=output.form
-        )
 
     with status("loading torch and the encoder"):
         from vitcli.commands.encode import analysis
@@ -188,3 +177,27 @@ def encode(
         show(result, output.form, lambda result: tables(result, every))
     if result.failed:
         raise typer.Exit(1)
+
+
+def check_few(images: list[str], out: str | None, model: ModelOptions) -> None:
+    """Refuse what is a job over many images: a folder, glob, list or shard, or a folder for `out`.
+
+    Raises:
+        VitcliError: with the command to type.
+    """
+    many = next((text for text in images if _is_many(text)), None)
+    folder = out is not None and (is_folder(out) or out.endswith("/") or not Path(out).suffix)
+    if many is None and not folder:
+        return
+    named = {"--preset": model.preset, "--config": model.config, "--weights": model.weights}
+    words = [many or (images[0] if len(images) == 1 else "PATH..."), "--out"]
+    words.append(out if out and folder else "vectors/")
+    words += [word for key, value in named.items() if value for word in (key, str(value))]
+    what = f"{many}: holds many images" if many else f"--out {out}: is a folder (expected a file)"
+    raise VitcliError(what, f"vitcli embed {' '.join(map(shlex.quote, words))}")
+
+
+def _is_many(text: str) -> bool:
+    if text == "-" or is_folder(text) or text.lower().endswith(".tar"):
+        return True
+    return not os.path.lexists(text) and (text.startswith("@") or glob.has_magic(text))

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.commands.embed.job import INPUTS, iterate_parts, load_manifest, load_saved
+from vitcli.commands.embed.encoder import forward
+from vitcli.commands.embed.job import (
+    INPUTS,
+    iterate_parts,
+    load_manifest,
+    load_saved,
+    vector_column,
+)
 from vitcli.commands.embed.parts import OK
-from vitcli.commands.encode.analysis import select_tokens
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.result import Neighbor, NeighborsResult
 from vitcli.errors import VitcliError
 from vitcli.files import printable
@@ -97,9 +104,10 @@ def _place(path: Path) -> Path:
 def _encoded(model: Model, image: str, settings: dict[str, Any]) -> np.ndarray:
     red, green, blue = settings["background"]
     pixels = preprocess(decode(image, background=(red, green, blue)).image, model.preprocessing)
-    with torch.inference_mode():
-        batch = torch.from_numpy(pixels)[None].to(model.device, model.dtype)
-        vector: np.ndarray = select_tokens(model, model.encoder(batch), settings["kind"])[0]
+    batch = torch.from_numpy(pixels)[None].to(model.device)
+    options = FolderOptions(kind=settings["kind"], layers=tuple(settings["layers"]))
+    column = vector_column(settings)
+    vector: np.ndarray = forward(model, batch, {column: options.columns[column]})()[column][0]
     return vector
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.commands.embed.analysis import Watch, check_kind, encode_folder
-from vitcli.commands.embed.encoder import FolderOptions
+from vitcli.commands.embed.analysis import Watch, encode_folder
+from vitcli.commands.embed.encoder import checked
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import iterate_parts, load_manifest
+from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.probe.result import ProbeResult, ProbeScore
 from vitcli.commands.train.datasets import Items, find_sets, recognized
@@ -107,7 +108,7 @@ def from_images(
     Raises:
         VitcliError: nothing there to tell classes by, or scikit-learn is missing.
     """
-    check_kind(model, options)
+    checked(model, options)
     _sklearn()  # told before hours of encoding
     if recognized(folder) != "folder":
         train, test, classes = find_sets(folder, ImagesData(), _SEED)

@@ -65,7 +65,7 @@ def probe(
                 f"vitcli probe {folder}",
             )
     with status("loading torch and scikit-learn"):
-        from vitcli.commands.embed.encoder import FolderOptions
+        from vitcli.commands.embed.result import FolderOptions
         from vitcli.commands.probe import analysis
         from vitcli.model import load_model
 
