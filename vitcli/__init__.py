@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitcli.commands.probe.analysis import probe
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.train.analysis import train_shapes
+    from vitcli.commands.verify.analysis import verify
     from vitcli.model import Features, Model, load
     from vitcli.results import Result
 
@@ -43,6 +44,7 @@ FUNCTIONS = {
     "profile": "commands.profile.analysis:profile",
     "attn_entropy": "commands.attention.analysis:attn_entropy",
     "compare": "commands.compare.analysis:compare",
+    "verify": "commands.verify.analysis:verify",
     "explore": "commands.explore.analysis:explore",
     "train_shapes": "commands.train.analysis:train_shapes",
     "export": "commands.export.analysis:export",
@@ -67,6 +69,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "profile",
     "attn_entropy",
     "compare",
+    "verify",
     "explore",
     "train_shapes",
     "export",

@@ -16,6 +16,7 @@ COMMANDS = {
     "export": "export.command:export",
     "attn-entropy": "attention.command:attn_entropy",
     "compare": "compare.command:compare",
+    "verify": "verify.command:verify",
     "explore": "explore.command:explore",
     "train": "train.command:train",
     "train-shapes": "train.command:train_shapes",

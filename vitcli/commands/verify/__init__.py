@@ -1,0 +1,1 @@
+"""Does this checkpoint give its own library's numbers here?"""

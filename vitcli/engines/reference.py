@@ -1,0 +1,456 @@
+"""A source run by the library that wrote it, unchanged: transformers, timm or open_clip.
+
+B images, T tokens of which prefix tokens come first, D channels. Nothing here depends on vitcli's
+own encoder; no library is allowed to run code that comes with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitcli.errors import VitcliError
+
+LIBRARIES = {"transformers": "transformers", "timm": "timm", "open_clip": "open_clip"}
+TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
+"""What libraries call the image half of a larger model."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a backbone makes of a batch. Token tensors are (B, T, D), feature maps (B, C, h, w)."""
+
+    layers: Mapping[int, Tensor]
+    """0 is the input of the first block, i the output of block i."""
+    tokens: Tensor | None = None
+    """After the final norm."""
+    pooled: Tensor | None = None
+    output: Tensor | None = None
+
+
+@dataclass
+class Backbone:
+    """A vision encoder of another library, in eval mode."""
+
+    library: str
+    name: str
+    module: nn.Module
+    blocks: Sequence[nn.Module]
+    device: torch.device
+    dtype: torch.dtype
+    processor: Callable[[Image.Image], Tensor] | None
+    """A picture to (3, height, width); None where the source tells none."""
+    forward: Callable[[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]
+    """Images to tokens, pooled and output; each may be None."""
+    arrange: Callable[[Tensor, Tensor], Tensor] = field(default=lambda tokens, pixels: tokens)
+    """A block's tokens in raster order, (B, T, D)."""
+
+    @property
+    def version(self) -> str:
+        found: str = importlib.import_module(LIBRARIES[self.library]).__version__
+        return found
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def prepare(self, picture: Image.Image) -> Tensor | None:
+        """(1, 3, height, width) as the library prepares an RGB picture; None where none is told."""
+        if self.processor is None:
+            return None
+        return self.processor(picture)[None].to(self.device, self.dtype)
+
+    @torch.inference_mode()
+    def run(self, pixels: Tensor, layers: Sequence[int] = ()) -> Seen:
+        """Images (B, 3, height, width) to the layers asked for and what the library returns."""
+        kept: dict[int, Tensor] = {}
+
+        def keep(layer: int) -> Callable[..., None]:
+            return lambda _, given, out=None: kept.update(
+                {layer: self.arrange(_first(given if out is None else out), pixels)}
+            )
+
+        hooks = [self.blocks[i - 1].register_forward_hook(keep(i)) for i in layers if i > 0]
+        if 0 in layers:
+            hooks.append(self.blocks[0].register_forward_pre_hook(keep(0)))
+        try:
+            with _quiet():
+                tokens, pooled, output = self.forward(pixels)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return Seen(kept, tokens, pooled, output)
+
+
+def _first(value: Any) -> Tensor:
+    while isinstance(value, tuple | list):
+        value = value[0]
+    found: Tensor = value.detach()
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def open_reference(
+    source: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Backbone:
+    """The encoder of a directory or hub id, by the library that its config names.
+
+    Raises:
+        VitcliError: the library is not installed, does not know the source or cannot read it.
+    """
+    library = library_of(source)
+    make = {"transformers": _transformers, "timm": _timm, "open_clip": _open_clip}[library]
+    try:
+        importlib.import_module(LIBRARIES[library])
+    except ImportError as error:
+        raise VitcliError(
+            f"{source}: written by {library}, which is not installed",
+            "pip install 'vitcli[reference]'",
+        ) from error
+    try:
+        with _quiet():
+            return make(source, device or torch.device("cpu"), dtype)
+    except VitcliError:
+        raise
+    except Exception as error:  # each library raises its own many errors
+        lines = str(error).strip().splitlines() or [""]
+        raise VitcliError(
+            f"{source}: {library} cannot load it ({type(error).__name__}: {lines[0]})",
+            "check that the directory is as the library writes it",
+        ) from error
+
+
+def library_of(source: str) -> str:
+    """transformers, timm or open_clip, by the config of a directory or hub id.
+
+    Raises:
+        VitcliError: no config that one of them writes.
+    """
+    if _config(source, "open_clip_config.json"):
+        return "open_clip"
+    config = _config(source, "config.json")
+    if "architecture" in config and "model_type" not in config:
+        return "timm"
+    if "model_type" in config:
+        return "transformers"
+    raise VitcliError(
+        f"{source}: no config of transformers, timm or open_clip found",
+        "give a directory that one of them wrote, or a hub id",
+    )
+
+
+def _config(source: str, name: str) -> dict[str, Any]:
+    """A JSON file of the source; empty where there is none."""
+    if Path(source).exists():
+        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        file = folder / name
+    else:
+        try:
+            from huggingface_hub import hf_hub_download
+
+            repo, _, revision = source.partition("@")
+            file = Path(hf_hub_download(repo, name, revision=revision or None))
+        except Exception:  # not there, no network or no such library: no config in any case
+            return {}
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _place(source: str) -> tuple[str, dict[str, Any]]:
+    """A directory, or a hub id and its revision, as `from_pretrained` takes them."""
+    path = Path(source)
+    if path.exists():
+        return str(path if path.is_dir() else path.parent), {}
+    repo, _, revision = source.partition("@")
+    return repo, {"revision": revision} if revision else {}
+
+
+# transformers
+
+
+def _transformers(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+    transformers: Any = importlib.import_module("transformers")
+    place, more = _place(source)
+    config = _config(source, "config.json")
+    named, kind = (config.get("architectures") or [""])[0], config["model_type"]
+    maker = getattr(transformers, named, None) or _unlisted(kind, named) or transformers.AutoModel
+    with _silent_transformers():
+        model = maker.from_pretrained(place, dtype=dtype, trust_remote_code=False, **more)
+        model = model.to(device).eval()
+        processor = _transformers_processor(place, more)
+    tower = _tower(model)
+    config = tower.config
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0
+        model.config.mask_ratio = 0.0
+    run = _TransformersForward(model, tower)
+    depth = next(
+        getattr(config, key)
+        for key in ("num_hidden_layers", "depth", "num_layers")
+        if isinstance(getattr(config, key, None), int)
+    )
+    blocks = next(m for m in tower.modules() if isinstance(m, nn.ModuleList) and len(m) == depth)
+    return Backbone(
+        "transformers",
+        config.model_type,
+        tower,
+        list(blocks),
+        device,
+        dtype,
+        processor,
+        run,
+        run.arrange,
+    )
+
+
+def _unlisted(kind: str, architecture: str) -> Any:
+    """A class that the library saves and does not list at its top, such as Qwen's bare towers."""
+    for name in (kind, kind.removesuffix("_vision")):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+            return getattr(module, architecture, None)
+    return None
+
+
+@contextmanager
+def _silent_transformers() -> Iterator[None]:
+    """Without its progress bars and advice: stderr is for what vitcli says."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        logging.enable_progress_bar()
+
+
+def _tower(model: Any) -> Any:
+    """The image half of a model; the model itself where it has none."""
+    for part in (model, getattr(model, "model", None)):
+        for name in TOWERS:
+            inner = getattr(part, name, None)
+            if isinstance(inner, nn.Module) and hasattr(inner, "config"):
+                return inner
+    for name in ("vit", "mae"):  # a pre-training model: its encoder
+        if model.config.model_type == "vit_mae" and hasattr(model, name):
+            return getattr(model, name)
+    return model
+
+
+class _TransformersForward:
+    """Calls a tower with the arguments that its kind wants."""
+
+    def __init__(self, model: Any, tower: Any) -> None:
+        self.model, self.tower = model, tower
+        self.takes = set(inspect.signature(tower.forward).parameters)
+        self.patch = getattr(tower.config, "patch_size", 1)
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if "grid_thw" in self.takes:
+            return self._cells(pixels)
+        given: dict[str, Any] = {}
+        if "spatial_shapes" in self.takes:
+            pixels, given = self._flat(pixels)
+        elif "interpolate_pos_encoding" in self.takes and not self._native(pixels):
+            given["interpolate_pos_encoding"] = True
+        if "noise" in self.takes:  # the order of its shuffle: none
+            count = (pixels.shape[-2] // self.patch) * (pixels.shape[-1] // self.patch)
+            given["noise"] = torch.arange(count, device=pixels.device).expand(len(pixels), -1)
+        found = self.tower(pixels, **given)
+        pooled, output = getattr(found, "pooler_output", None), getattr(found, "logits", None)
+        if hasattr(getattr(self.tower, "pooler", None), "dense"):
+            pooled, output = None, pooled  # a head of its own stands after the pooling
+        if pooled is not None and hasattr(self.model, "visual_projection"):
+            output = self.model.visual_projection(pooled)
+        return getattr(found, "last_hidden_state", None), pooled, output
+
+    def arrange(self, tokens: Tensor, pixels: Tensor) -> Tensor:
+        """(B, T, D) in raster order; Qwen keeps one image's tokens cell by cell."""
+        if "grid_thw" not in self.takes:
+            return tokens
+        raster = torch.empty_like(tokens)
+        raster[self._order(pixels)] = tokens
+        return raster[None]
+
+    def _native(self, pixels: Tensor) -> bool:
+        size = getattr(self.tower.config, "image_size", None)
+        return tuple(pixels.shape[-2:]) == ((size, size) if isinstance(size, int) else size)
+
+    def _flat(self, pixels: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Images of one size as rows of patches without padding, as NaFlex reads them."""
+        p = pixels.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
+        rows, columns = p.shape[2:4]
+        flat = p.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, N, p p C)
+        return flat, {
+            "pixel_attention_mask": torch.ones(flat.shape[:2], dtype=torch.int64),
+            "spatial_shapes": torch.tensor([[rows, columns]] * len(flat)),
+        }
+
+    def _merged(self, pixels: Tensor) -> Tensor:
+        """The raster index of each token where 2 x 2 cells come one after another."""
+        rows, columns = pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch
+        merge = self.tower.config.spatial_merge_size
+        cells = torch.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+        return cells.transpose(1, 2).flatten()
+
+    def _order(self, pixels: Tensor) -> Tensor:
+        """The raster index of each token as the blocks see them: by cell, and window by window."""
+        order, merge = self._merged(pixels), self.tower.config.spatial_merge_size
+        window = getattr(self.tower.config, "window_size", 0) // merge // self.patch
+        if window:
+            rows, columns = (side // self.patch // merge for side in pixels.shape[-2:])
+            at = torch.arange(rows * columns).reshape(rows, columns)
+            tiles = [
+                at[r : r + window, c : c + window].flatten()
+                for r in range(0, rows, window)
+                for c in range(0, columns, window)
+            ]
+            order = order.reshape(-1, merge * merge)[torch.cat(tiles)].flatten()
+        return order
+
+    def _cells(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """One image through a tower that reads flat patches cell by cell (Qwen)."""
+        if len(pixels) != 1:
+            raise VitcliError("this tower reads one image at a time", "give one image")
+        rows, columns = pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch
+        p = pixels[0].unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)
+        p = p.flatten(1, 2).transpose(0, 1)[self._merged(pixels)]  # (N, C, p, p)
+        times = self.tower.config.temporal_patch_size
+        p = p.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1)
+        found = self.tower(p, torch.tensor([[1, rows, columns]], device=pixels.device))
+        tokens = self.arrange(found.last_hidden_state, pixels)
+        return tokens, None, found.pooler_output[None]
+
+
+def _transformers_processor(
+    place: str, more: Mapping[str, Any]
+) -> Callable[[Image.Image], Tensor] | None:
+    transformers: Any = importlib.import_module("transformers")
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            place, backend="pil", trust_remote_code=False, **more
+        )
+    except (OSError, ValueError):
+        return None
+
+    def prepare(picture: Image.Image) -> Tensor:
+        found = processor(picture, return_tensors="np")
+        pixels = np.asarray(found["pixel_values"])
+        if "image_grid_thw" in found:
+            _, rows, columns = (int(n) for n in found["image_grid_thw"][0])
+            merge, patch = processor.merge_size, processor.patch_size
+            cells = pixels.reshape(
+                rows // merge, columns // merge, merge, merge, 3, -1, patch, patch
+            )[:, :, :, :, :, 0]
+            pixels = cells.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+        elif "spatial_shapes" in found:
+            rows, columns = (int(n) for n in found["spatial_shapes"][0])
+            patch = processor.patch_size
+            cells = pixels[0, : rows * columns].reshape(rows, columns, patch, patch, 3)
+            pixels = cells.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
+        else:
+            tiles = pixels.reshape(-1, *pixels.shape[-3:])
+            first = type(processor).__name__.startswith(("LlavaNext", "LlavaOnevision"))
+            pixels = tiles[0 if first else -1]  # the view of the whole picture
+        return torch.from_numpy(np.ascontiguousarray(pixels))
+
+    return prepare
+
+
+# timm
+
+
+def _timm(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+    timm: Any = importlib.import_module("timm")
+    place, more = _place(source)
+    revision = f"@{more['revision']}" if more else ""
+    kind = "local-dir" if Path(source).exists() else "hf-hub"
+    model = timm.create_model(f"{kind}:{place}{revision}", pretrained=True)
+    model = model.to(device, dtype).eval()
+    blocks = _timm_blocks(model)
+    processor = _timm_processor(model)
+
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return timm_outputs(model, pixels)
+
+    name = model.pretrained_cfg.get("architecture") or type(model).__name__
+    return Backbone("timm", name, model, blocks, device, dtype, processor, forward)
+
+
+def _timm_blocks(model: nn.Module) -> list[nn.Module]:
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.Sequential | nn.ModuleList):
+        raise VitcliError(f"timm {type(model).__name__}: it has no blocks that can be compared")
+    return list(blocks)
+
+
+def timm_outputs(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Tokens after the final norm, the pooled vector and the classifier's output."""
+    tokens = model.forward_features(pixels)
+    unpooled = hasattr(model, "head_dist") or getattr(model, "global_pool", "") == ""
+    pooled = None if unpooled else model.forward_head(tokens, pre_logits=True)
+    has_head = isinstance(getattr(model, "head", None), nn.Linear)
+    return tokens, pooled, model.forward_head(tokens) if has_head else None
+
+
+def _timm_processor(model: nn.Module) -> Callable[[Image.Image], Tensor]:
+    data: Any = importlib.import_module("timm.data")
+    transform: Callable[[Image.Image], Tensor] = data.create_transform(
+        **data.resolve_model_data_config(model), is_training=False
+    )
+    return transform
+
+
+# open_clip
+
+
+def _open_clip(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+    open_clip: Any = importlib.import_module("open_clip")
+    place, more = _place(source)
+    if more:
+        raise VitcliError(f"{source}: open_clip reads no revision", f"verify {place}")
+    kind = "local-dir" if Path(source).exists() else "hf-hub"
+    model, _, processor = open_clip.create_model_and_transforms(f"{kind}:{place}")
+    model = model.to(device, dtype).eval()
+    visual = model.visual
+    trunk = getattr(visual, "trunk", None)
+    blocks = list(visual.transformer.resblocks) if trunk is None else _timm_blocks(trunk)
+
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if trunk is not None:
+            tokens, pooled, output = timm_outputs(trunk, pixels)
+            return tokens, pooled, model.encode_image(pixels) if visual.head else output
+        last: list[Tensor] = []
+        hook = blocks[-1].register_forward_hook(lambda _, __, out: last.append(_first(out)))
+        output = model.encode_image(pixels)
+        hook.remove()
+        tokens = last[0] if visual.final_ln_after_pool else visual.ln_post(last[0])
+        return tokens, visual._pool(last[0])[0], output
+
+    return Backbone(
+        "open_clip", type(visual).__name__, visual, blocks, device, dtype, processor, forward
+    )
