@@ -13,7 +13,6 @@ from vitcli.ui.tables import show
 
 
 @grouped
-@grouped
 def explore(
     images: Annotated[
         list[str] | None,

@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from vitcli.ui.figures import check_figure_file, draw, show
+from vitcli.ui.figures import check_figure_file, draw
 from vitcli.ui.options import (
     EveryOption,
-    JsonOption,
+    Output,
     PlotOption,
     SharedModelOptions,
     grouped,
     model_option,
 )
+from vitcli.ui.tables import show
 
 
 @grouped
@@ -33,8 +34,8 @@ def verify(
         model_option("--preset", metavar="NAME", help="Fills in what the source lacks."),
     ] = None,
     every: EveryOption = 1,
-    json: JsonOption = False,
     plot: PlotOption = None,
+    output: Output,
 ) -> None:
     """Prove that a checkpoint gives its own library's numbers here.
 
@@ -68,6 +69,6 @@ def verify(
         draw(result.figure(), plot)
     from vitcli.commands.verify.view import tables
 
-    show(result, json, lambda result: tables(result, every))
+    show(result, output.form, lambda result: tables(result, every))
     if not result.equal or result.failed:
         raise typer.Exit(1)

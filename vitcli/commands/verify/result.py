@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -28,6 +29,8 @@ class Checked:
 @dataclass(frozen=True)
 class VerifyResult(Result):
     """A checkpoint run twice: here, and by the library that wrote it."""
+
+    rows_at: ClassVar[str] = "checked"
 
     source: str
     model: ModelInfo
