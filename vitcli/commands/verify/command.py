@@ -28,11 +28,11 @@ def verify(
         typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
     ] = None,
     *,
-    model: SharedModelOptions,
     preset: Annotated[
         str | None,
         model_option("--preset", metavar="NAME", help="Fills in what the source lacks."),
     ] = None,
+    model: SharedModelOptions,
     every: EveryOption = 1,
     plot: PlotOption = None,
     output: Output,
