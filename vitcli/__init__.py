@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitcli.commands.params.analysis import params
     from vitcli.commands.probe.analysis import probe
     from vitcli.commands.profile.analysis import profile
+    from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train_shapes
     from vitcli.commands.verify.analysis import verify
     from vitcli.model import Features, Model, load
@@ -47,6 +48,7 @@ FUNCTIONS = {
     "verify": "commands.verify.analysis:verify",
     "explore": "commands.explore.analysis:explore",
     "train_shapes": "commands.train.analysis:train_shapes",
+    "sweep": "commands.sweep.analysis:sweep",
     "export": "commands.export.analysis:export",
     "convert": "commands.export.analysis:convert",
     "presets": "commands.catalog.analysis:presets",
@@ -72,6 +74,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "verify",
     "explore",
     "train_shapes",
+    "sweep",
     "export",
     "convert",
     "presets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -48,6 +49,8 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
     """Options and keys exist, and the command itself accepts every config of the first seed."""
     sweep = load_sweep(file, COMMANDS)
     command = COMMANDS[sweep.command]
+    base = {key: value for key, value in sweep.base.items() if key != "weights"}
+    sweep = dataclasses.replace(sweep, base=base)  # those of an earlier run are not here
     check_arguments(sweep, command)
     assert sweep.question.endswith("?")
     if not sweep.search:
@@ -55,8 +58,7 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
     trials = expand(sweep) or repeats(sweep, draw(sweep.space, 1, 0)[0])
     first = [t for t in trials if all(t.params[k] == s[0] for k, s in sweep.repeat.items())]
     for trial in first:
-        params = {key: value for key, value in trial.params.items() if key != "weights"}
-        arguments = command.arguments(params)
+        arguments = command.arguments(trial.params)
         arguments.remove("--json")
         result = CliRunner().invoke(app, [*arguments, "--print-config"])
         assert result.exit_code == 0, f"{arguments}: {result.output}"

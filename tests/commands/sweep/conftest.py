@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from vitcli.commands.sweep.analysis import Event, Outcome, Runner
 from vitcli.commands.sweep.options import Command, Option
 from vitcli.commands.sweep.report import View, report
 from vitcli.commands.sweep.result import SweepReport
+from vitcli.commands.sweep.runner import Event, Outcome, Runner
 from vitcli.commands.sweep.spec import Sweep, expand, load_sweep
-from vitcli.commands.sweep.study import Study
-from vitcli.commands.sweep.trialdir import Results
+from vitcli.commands.sweep.study import queue
+from vitcli.commands.sweep.trials import Results
 
 FAKE = Path(__file__).with_name("fake.py")
 COMMAND = Command(
@@ -69,7 +69,7 @@ class Sweeper:
         sweep = self.load(text)
         results = Results(out or self.out)
         results.create(sweep.name, sweep.source)
-        study = Study(sweep, results, options.pop("retry_failed", False))
+        study = queue(sweep, results, options.pop("retry_failed", False))
         return Runner(
             sweep, COMMAND, results, study, jobs or sweep.jobs,
             program=self.program, tell=tell, **options,

@@ -3,9 +3,9 @@
 
     python -S fake.py LOG COMMAND [--option value]... --json
 
-What it does is up to `--norm`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice` (prints two
-values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide` (kill -9 the
-first time it runs with these options); with `orphan` in it, it leaves a child behind,
+What it does is up to `--norm` or `--set name=`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice`
+(prints two values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide`
+(kill -9 the first time it runs with these options); with `orphan` in it, it leaves a child behind,
 with `deaf` it ignores SIGTERM.
 """
 
@@ -26,7 +26,8 @@ def main() -> int:
             file.write(f"{what} {command} {words}\n")
 
     note("start")
-    kind = options.get("--norm", "ok")
+    named = [w.removeprefix("name=") for w in arguments if w.startswith("name=")]
+    kind = named[0] if named else options.get("--norm", "ok")
     if kind == "crash":
         print("error: it broke", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +18,10 @@ from typing import Any
 import pytest
 
 from tests.commands.sweep.conftest import Sweeper, kill, wait
-from vitcli.commands.sweep import analysis as runner
-from vitcli.commands.sweep.analysis import Event
+from vitcli.commands.sweep import runner
+from vitcli.commands.sweep.runner import Event
 from vitcli.commands.sweep.spec import load_sweep
-from vitcli.commands.sweep.study import Study
-from vitcli.commands.sweep.trialdir import Results
+from vitcli.commands.sweep.trials import Results
 from vitcli.files import is_held
 
 HEAD = "command: train-shapes\n"
@@ -48,9 +48,9 @@ def test_a_trial_leaves_its_config_result_stderr_status_and_command(sweeper: Swe
     }  # fmt: skip
     assert json.loads(place.result_file.read_text())["result"]["score"] == 0.75
     config = place.config()
-    assert config and config["params"] == {"lr": 0.25, "encoder.depth": 3}
-    assert config["run"].endswith("train-shapes --lr 0.25 --set encoder.depth=3 --json")
-    assert config["argv"] == [*sweeper.program, *config["run"].split()[5:]]
+    assert config and config.params == {"lr": 0.25, "encoder.depth": 3}
+    assert config.run.endswith("train-shapes --lr 0.25 --set encoder.depth=3 --json")
+    assert config.argv == [*sweeper.program, *config.run.split()[5:]]
     assert place.status().state == "done" and place.status().attempts == 1
 
 
@@ -175,12 +175,21 @@ def test_results_that_were_removed_are_made_again(sweeper: Sweeper) -> None:
     assert states(sweeper, SIX) == {"done": 6}
 
 
-def test_without_its_journal_a_sweep_reads_the_directories(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [ok, crash]}"
-    sweeper.run(text)
-    (sweeper.out / "study.journal").unlink()
-    outcome = sweeper.run(text)
-    assert (outcome.ran, outcome.counts.done, outcome.counts.failed) == (0, 1, 1)
+def test_a_grid_needs_no_optuna(sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    text = HEAD + "grid: {norm: [ok, crash]}\nrandom: {trials: 2, space: {lr: {low: 0.1, high: 1}}}"
+    assert (sweeper.run(text).counts.done, sweeper.run(text).ran) == (2, 0)
+    assert not (sweeper.out / "study.journal").exists()
+    assert states(sweeper, text) == {"done": 2, "failed": 2}
+
+
+def test_a_directory_of_the_first_release_goes_on(sweeper: Sweeper) -> None:
+    """It has a journal, which held a second truth about each trial; the directories decide."""
+    sweeper.run(SIX)
+    (sweeper.out / "study.journal").write_text('{"op_code": 0, "worker_id": "x"}\n')
+    (sweeper.out / "study.journal.lock").touch()
+    shutil.rmtree(next(Results(sweeper.out).trials()).path)
+    assert sweeper.run(SIX).ran == 1
 
 
 def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
@@ -191,7 +200,7 @@ def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
         sweeper.run("name: two\n" + HEAD)
     (sweeper.folder / "other").mkdir()
     (sweeper.folder / "other" / "precious").touch()
-    with pytest.raises(VitcliError, match="no sweep"):
+    with pytest.raises(VitcliError, match="not the directory of a sweep"):
         sweeper.run(HEAD, out=sweeper.folder / "other")
 
 
@@ -308,7 +317,6 @@ def test_a_result_is_kept_when_the_sweep_dies_before_it_is_told(sweeper: Sweeper
     place.result_file.rename(place.stdout)
     fields = json.loads((place.path / "status").read_text())
     (place.path / "status").write_text(json.dumps({**fields, "state": "running"}))
-    (sweeper.out / "study.journal").unlink()
     assert sweeper.run(SIX).ran == 0
     assert place.result() and place.status().state == "done"
 
@@ -352,7 +360,7 @@ def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
 def test_a_full_disk_ends_the_trials_and_the_sweep(
     sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitcli.commands.sweep.trialdir import Status, TrialDir
+    from vitcli.commands.sweep.trials import Status, TrialDir
     from vitcli.errors import VitcliError
 
     real = TrialDir.write_status
@@ -391,62 +399,6 @@ def test_the_trials_of_a_process_that_dies_are_taken_over(sweeper: Sweeper) -> N
     assert wait(living) == 0
     assert states(sweeper, text) == {"done": 6}
     assert set(sweeper.counts("end").values()) == {1}
-
-
-@pytest.mark.parametrize("kill_one", [False, True])
-def test_two_machines_share_a_database(
-    sweeper: Sweeper, kill_one: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two directories stand for two machines: they share nothing but the storage."""
-    from vitcli.commands.sweep import storage, study
-
-    for module in (storage, study):
-        monkeypatch.setattr(module, "GRACE_S", 2)
-        monkeypatch.setattr(module, "HEARTBEAT_S", 1)
-    text = HEAD + (
-        "grid: {norm: [slow], lr: [0.1, 0.2, 0.3, 0.4]}\nmetrics: [result.score]\n"
-        f"storage: sqlite:///{sweeper.folder}/shared.db"
-    )
-    other = sweeper.folder / "other"
-    pids = [sweeper.fork(lambda out=out: sweeper.run(text, out=out)) for out in (None, other)]
-    if kill_one:
-        _until(lambda: len(sweeper.counts("start")) >= 2)
-        kill(pids.pop())
-        assert wait(pids.pop()) == 0
-        time.sleep(2.5)
-        sweeper.run(text)
-    for pid in pids:
-        assert wait(pid) == 0
-    if not kill_one:
-        assert set(sweeper.counts("start").values()) == {1}
-    assert set(sweeper.counts("end").values()) == {1} and len(sweeper.counts("end")) == 4
-    found = sweeper.report(text)
-    assert dict(found.states) == {"done": 4}
-    elsewhere = [t for t in found.trials if not t.directory]
-    here = [t for t in found.trials if t.directory]
-    if not kill_one:
-        assert elsewhere and here
-    for trial in found.trials:
-        assert trial.metrics["score"] == pytest.approx(1 - abs(trial.params["lr"] - 0.5))
-        assert f"--lr {trial.params['lr']}" in trial.command
-
-
-def test_a_claim_seen_too_late_is_lost(sweeper: Sweeper) -> None:
-    """Both machines read that two trials wait; what one claims then, the other cannot."""
-    url = f"sqlite:///{sweeper.folder}/shared.db"
-    sweep = sweeper.load(HEAD + f"grid: {{lr: [0.1, 0.2]}}\nstorage: {url}")
-    studies = []
-    for name in ("one", "two"):
-        results = Results(sweeper.folder / name)
-        results.create(sweep.name, sweep.source)
-        studies.append(Study(sweep, results))
-    one, two = studies
-    first = one.claim()
-    seen = two._entries()
-    second = one.claim()
-    two._entries = lambda: seen  # type: ignore[method-assign]
-    assert first and second and first.id != second.id
-    assert two.claim() is None
 
 
 def _running(sweeper: Sweeper) -> Any:

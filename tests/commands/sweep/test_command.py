@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.commands.sweep.command import PROGRAM_VARIABLE
 from vitcli.commands.sweep.options import SHORTHANDS, known_commands
-from vitcli.commands.sweep.trialdir import TrialDir
+from vitcli.commands.sweep.trials import TrialDir
 
 FAKE = Path(__file__).with_name("fake.py")
 TOY = """
 question: Does the fake mind its learning rate?
 command: train-shapes
 base: {encoder: {depth: 2}}
-grid: {norm: [ok, crash], lr: [0.1, 0.2]}
+grid: {name: [ok, crash], lr: [0.1, 0.2]}
 repeat: 2
 metrics: [result.score]
 """
@@ -51,8 +51,8 @@ def test_a_sweep_answers_with_its_report_and_exits_1_after_failures(toy: Path) -
     assert answer["schema_version"] == 1
     assert answer["states"] == {"done": 4, "failed": 4}
     assert answer["directory"] == "runs/toy"
-    assert {group["params"]["norm"] for group in answer["groups"]} == {"ok", "crash"}
-    (best,) = [g for g in answer["groups"] if g["params"] == {"norm": "ok", "lr": 0.2}]
+    assert {group["params"]["name"] for group in answer["groups"]} == {"ok", "crash"}
+    (best,) = [g for g in answer["groups"] if g["params"] == {"name": "ok", "lr": 0.2}]
     assert best["metrics"]["score"]["mean"] == pytest.approx((0.7 + 0.71) / 2)
     assert len(best["trials"]) == 2
     again = run("--report", "runs/toy", "--json")
@@ -92,10 +92,10 @@ def test_a_dry_run_lists_the_commands_and_runs_none(toy: Path) -> None:
     answer = json.loads(run(toy, "--dry-run", "--json").stdout)
     assert answer["to_run"] == 8 and not Path("runs").exists()
     words = answer["trials"][0]["command"].split()
-    assert words[-9:] == [
-        "train-shapes", "--lr", "0.1", "--norm", "ok", "--seed", "0", "--set", "encoder.depth=2",
-        "--json",
-    ][-9:]  # fmt: skip
+    assert words[-10:] == [
+        "train-shapes", "--lr", "0.1", "--seed", "0", "--set", "encoder.depth=2",
+        "--set", "name=ok", "--json",
+    ]  # fmt: skip
     assert "8 trials, 8 to run" in run(toy, "--dry-run").stdout
     run(toy, code=1)
     assert "8 trials, 0 to run" in run(toy, "--dry-run").stdout
@@ -114,9 +114,9 @@ def test_files_of_a_report(toy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a sweep's file"),
-        (["toy.yaml", "--report", "runs"], "give a sweep's file"),
-        (["--report", "."], "holds no sweep"),
+        ([], "give either"),
+        (["toy.yaml", "--report", "runs"], "give either"),
+        (["--report", "."], "is not the directory of a sweep"),
         (["--report", "toy.yaml"], "holds no trials"),
         (["."], "--report ."),
         (["none.yaml"], "cannot read none.yaml"),
@@ -126,7 +126,8 @@ def test_files_of_a_report(toy: Path) -> None:
         (["--report", "runs", "--jobs", "2"], "--jobs does nothing: --report runs nothing"),
         (["--report", "runs", "--retry-failed"], "--retry-failed does nothing"),
         (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort does nothing: --dry-run"),
-        (["toy.yaml", "--metric", "score"], "--metric does nothing: there is no --plot"),
+        (["toy.yaml", "--storage", "sqlite:///a.db"], "--storage: is for a search"),
+        (["toy.yaml", "--plot-kind", "bars"], "--plot-kind does nothing: there is no --plot"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(toy: Path, arguments: list[str], message: str) -> None:
@@ -142,7 +143,7 @@ def test_a_value_that_the_command_refuses_is_told_before_anything_runs(toy: Path
 
 
 def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
-    toy.write_text("command: train-shapes\ngrid: {norm: [ok, hang]}\nmetrics: [result.score]")
+    toy.write_text("command: train-shapes\ngrid: {name: [ok, hang]}\nmetrics: [result.score]")
     command = [sys.executable, "-m", "vitcli", "sweep", str(toy)]
     root = Path(__file__).parents[3]
     env = {**os.environ, "PYTHONPATH": str(root)}
@@ -159,7 +160,7 @@ def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
 
 
 def test_failures_are_told_where_there_is_nothing_to_draw(toy: Path) -> None:
-    toy.write_text("command: train-shapes\ngrid: {norm: [crash]}\nmetrics: [result.score]")
+    toy.write_text("command: train-shapes\ngrid: {name: [crash]}\nmetrics: [result.score]")
     result = run(toy, "--plot", "a.png", code=1)
     assert "error: it broke" in result.stdout and "nothing to draw" in result.stderr
 
@@ -176,7 +177,10 @@ def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:
 
 def test_a_storage_given_once_is_known_to_the_report(toy: Path) -> None:
     """What another machine did is in the storage alone."""
-    toy.write_text("command: train-shapes\ngrid: {lr: [0.1, 0.2]}\nmetrics: [result.score]")
+    toy.write_text(
+        "command: train-shapes\nsearch: {trials: 2, metric: result.score, direction: maximize, "
+        "space: {lr: {low: 0.1, high: 0.2}}}"
+    )
     url = "sqlite:///shared.db"
     run(toy, "--storage", url, "--out", "one")
     run(toy, "--storage", url, "--out", "two")

@@ -14,7 +14,7 @@ import pytest
 from tests.commands.sweep.conftest import Sweeper, kill
 from tests.commands.sweep.test_analysis import _running
 from vitcli.commands.sweep.report import never_found, report, spread, write_csv, write_parquet
-from vitcli.commands.sweep.trialdir import Results, lookup
+from vitcli.commands.sweep.trials import Results, lookup
 from vitcli.errors import VitcliError
 
 TEXT = """
@@ -38,7 +38,7 @@ def test_groups_are_the_mean_and_spread_of_the_files(done: Sweeper) -> None:
         result = json.loads(place.result_file.read_text())
         config = place.config()
         assert config
-        scores.setdefault(config["params"]["lr"], []).append(result["result"]["score"])
+        scores.setdefault(config.params["lr"], []).append(result["result"]["score"])
     groups = done.report(TEXT).groups
     assert len(groups) == 3
     for group in groups:

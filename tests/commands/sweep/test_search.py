@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
+import time
 
 import pytest
 
 from tests.commands.sweep.conftest import Sweeper, kill, wait
 from tests.commands.sweep.test_analysis import _until
-from vitcli.commands.sweep.storage import cut_torn_line
-from vitcli.commands.sweep.study import Study
-from vitcli.commands.sweep.trialdir import Results
+from vitcli.commands.sweep import study
+from vitcli.commands.sweep.study import Search, cut_torn_line
+from vitcli.commands.sweep.trials import Results
 from vitcli.commands.sweep.view import tables
 
 SEARCH = """
@@ -57,7 +58,7 @@ def test_machines_that_draw_at_once_draw_different_points(sweeper: Sweeper) -> N
     for name in ("one", "two"):
         results = Results(sweeper.folder / name)
         results.create(sweep.name, sweep.source)
-        study = Study(sweep, results)
+        study = Search(sweep, results)
         study._entries = list  # type: ignore[method-assign]
         claim = study.claim()
         assert claim
@@ -165,3 +166,35 @@ def test_a_torn_line_is_cut(sweeper: Sweeper, text: bytes, left: bytes) -> None:
     file.write_bytes(text)
     cut_torn_line(file)
     assert file.read_bytes() == left
+
+
+@pytest.mark.parametrize("kill_one", [False, True])
+def test_two_machines_share_a_database(
+    sweeper: Sweeper, kill_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories stand for two machines: they share nothing but the storage."""
+    monkeypatch.setattr(study, "GRACE_S", 2)
+    monkeypatch.setattr(study, "HEARTBEAT_S", 1)
+    text = search(4, "slow", f"storage: sqlite:///{sweeper.folder}/shared.db")
+    other = sweeper.folder / "other"
+    pids = [sweeper.fork(lambda out=out: sweeper.run(text, out=out)) for out in (None, other)]
+    if kill_one:
+        _until(lambda: len(sweeper.counts("start")) >= 2)
+        kill(pids.pop())
+        assert wait(pids.pop()) == 0
+        time.sleep(2.5)
+        sweeper.run(text)
+    for pid in pids:
+        assert wait(pid) == 0
+    if not kill_one:
+        assert set(sweeper.counts("start").values()) == {1}
+    assert set(sweeper.counts("end").values()) == {1} and len(sweeper.counts("end")) == 4
+    found = sweeper.report(text)
+    assert dict(found.states) == {"done": 4}
+    elsewhere = [t for t in found.trials if not t.directory]
+    here = [t for t in found.trials if t.directory]
+    if not kill_one:
+        assert elsewhere and here
+    for trial in found.trials:
+        assert trial.metrics["score"] == pytest.approx(1 - abs(trial.params["lr"] - 0.5))
+        assert f"--lr {trial.params['lr']}" in trial.command

@@ -75,13 +75,14 @@ def test_names_are_canonical_and_nested_keys_are_dotted(sweeper: Sweeper) -> Non
     )
     assert sweep.base == {"batch": 2, "encoder.depth": 3}
     assert sweep.repeat == {"seed": [4, 5]}
-    assert sweep.metrics == {"a": "result.a", "b": "runs.0.b"}
+    assert {n: m.path for n, m in sweep.metrics.items()} == {"a": "result.a", "b": "runs.0.b"}
     assert sweep.name == "toy"
 
 
 def test_metrics_with_the_same_last_word_keep_their_paths(sweeper: Sweeper) -> None:
     sweep = sweeper.load(HEAD + "metrics: [runs.0.wall, runs.1.wall]")
-    assert sweep.metrics == {"runs.0.wall": "runs.0.wall", "runs.1.wall": "runs.1.wall"}
+    paths = {name: metric.path for name, metric in sweep.metrics.items()}
+    assert paths == {"runs.0.wall": "runs.0.wall", "runs.1.wall": "runs.1.wall"}
 
 
 def test_numbers_without_a_dot_are_numbers(sweeper: Sweeper) -> None:

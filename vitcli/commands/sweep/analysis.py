@@ -1,292 +1,185 @@
-"""The loop that keeps `jobs` trials running until there are none left to claim."""
+"""Run a sweep, or say what a run would do."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import sys
-import time
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from vitcli.commands.sweep.options import Command
-from vitcli.commands.sweep.process import Child, start, threads_each
-from vitcli.commands.sweep.spec import Sweep, Trial
-from vitcli.commands.sweep.study import Claim, Counts, Study
-from vitcli.commands.sweep.trialdir import (
-    Results,
-    State,
-    Status,
-    TrialDir,
-    new_values,
-    placed,
-    shown_command,
+from vitcli.commands.sweep.options import Command, known_commands
+from vitcli.commands.sweep.report import View, report
+from vitcli.commands.sweep.result import (
+    PlannedTrial,
+    SweepPlan,
+    SweepReport,
 )
+from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.spec import (
+    MOST_TRIALS,
+    Sweep,
+    check_arguments,
+    expand,
+    load_sweep,
+)
+from vitcli.commands.sweep.study import check_search, queue
+from vitcli.commands.sweep.trials import Results, placed, shown_command
 from vitcli.errors import VitcliError
-from vitcli.files import Lock
-
-POLL_S = 0.02
-SLOW_POLL_S = 0.2
-TELL_S = 1.0
-"""How long the time left may stand still."""
-ENDED_FROM_OUTSIDE = frozenset({-1, -2, -9, -15, 130, 137, 143})
-"""Exit codes of a process that something else ended: HUP, INT, KILL, TERM, and as shells say it."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """Where the sweep stands; `text` says what has just happened, if anything."""
+def sweep(
+    file: str | Path,
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    timeout: float | None = None,
+    storage: str | None = None,
+    fail_fast: bool = False,
+    retry_failed: bool = False,
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    group: Sequence[str] | None = None,
+    power: float | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> SweepReport:
+    """Run what is missing of a sweep and report all of it, as `vitcli sweep` does.
 
-    counts: Counts
-    seconds_left: float | None
-    text: str = ""
+    Args:
+        file: the sweep's YAML file; a directory that a sweep has made is only read.
+        out: where trials go; `runs/NAME` by default.
+        jobs: trials at a time, which share the threads; by default what the file says.
+        timeout: seconds per trial; by default what the file says.
+        storage: a database that several machines share, for a search.
+        fail_fast: start no more trials once one has failed.
+        retry_failed: run failed trials again.
+        where: conditions such as `"lr<=0.01"` that reported trials meet.
+        sort: a name to sort by, `-name` for the largest first.
+        group: keys whose values trials of a group share; by default all that varies but the seeds.
+        power: also say how many seeds would settle a difference of this size.
+        on_event: is called with where the sweep stands.
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one call did. `stopped` says why it ended early, if it did."""
-
-    ran: int
-    """Trials that this call brought to an end, good or bad."""
-    killed: int
-    counts: Counts
-    """How the whole sweep stands."""
-    stopped: str = ""
-
-
-@dataclass
-class _Slot:
-    """One claim being run, one trial of it after the other."""
-
-    claim: Claim
-    waiting: list[tuple[Trial, TrialDir, Lock]]
-    results: list[dict[str, Any]] = field(default_factory=list)
-    child: Child | None = None
-    place: TrialDir | None = None
-    status: Status = field(default_factory=lambda: Status("pending"))
-    read_bytes: int = 0
-    """How far the file of intermediate values has been read."""
-
-
-@dataclass
-class Runner:
-    """Runs a sweep's trials.
-
-    `program` stands in for this vitcli: the words before the command's name.
+    Raises:
+        VitcliError: a file, a value or a directory that is not what it must be.
     """
+    file = Path(file)
+    view = View(tuple(where), sort, None if group is None else tuple(group), power=power)
+    given = {"jobs": jobs, "timeout": timeout, "storage": storage}
+    if file.is_dir():
+        loaded, results = open_directory(file)
+        return report(changed(loaded, storage=storage), results, view, named=storage is not None)
+    loaded, command = read_to_run(file)
+    loaded = changed(loaded, **given)
+    results = Results(Path(out) if out is not None else Path("runs") / loaded.name)
+    run(loaded, results, command, fail_fast=fail_fast, retry_failed=retry_failed, tell=on_event)
+    return report(loaded, results, view, named=True)
 
-    sweep: Sweep
-    command: Command
-    results: Results
-    study: Study
-    jobs: int = 1
-    fail_fast: bool = False
-    program: Sequence[str] | None = None
-    tell: Callable[[Event], None] = lambda event: None
 
-    def __post_init__(self) -> None:
-        self._threads = threads_each(self.jobs)
-        self._slots: list[_Slot] = []
-        self._seconds: list[float] = []
-        self._ran = 0
-        self._killed = 0
-        self._in_row = 0
-        self._stopped = ""
-        self._told_at = 0.0
-
-    def run(self) -> Outcome:
-        """Run what is missing. Ctrl-C ends the running trials, which the next call runs again.
-
-        Raises:
-            KeyboardInterrupt: after everything has been put in order.
-        """
-        try:
-            while True:
-                while not self._stopped and len(self._slots) < self.jobs:
-                    claim = self.study.claim()
-                    if claim is None:
-                        break
-                    slot = _Slot(claim, list(claim.trials))
-                    self._slots.append(slot)
-                    self._next(slot)
-                if not self._slots:
-                    break
-                self._wait()
-                self.study.beat([slot.claim for slot in self._slots])
-                for slot in list(self._slots):
-                    self._look_at(slot)
-                if time.monotonic() > self._told_at + TELL_S:
-                    self._say()
-        except BaseException:
-            self._interrupt()
-            raise
-        return Outcome(self._ran, self._killed, self.study.counts(), self._stopped)
-
-    # -- one slot ----------------------------------------------------------------------------
-
-    def _next(self, slot: _Slot) -> None:
-        """Start the slot's next trial that has not ended yet; without any, enter the claim."""
-        while slot.waiting:
-            trial, place, lock = slot.waiting.pop(0)
-            status = place.as_left()
-            if status.state == "done" and (result := place.result()) is not None:
-                slot.results.append(result)
-            elif status.state == "failed" and not self.study.retry_failed:
-                self._slots.remove(slot)
-                self.study.fail(slot.claim, status.error)
-                return
-            elif status.state == "pruned":
-                self._slots.remove(slot)
-                self.study.prune(slot.claim)
-                return
-            else:
-                self._start(slot, trial, place, lock)
-                return
-        self._slots.remove(slot)
-        if error := self.study.finish(slot.claim, slot.results):
-            self._count("failed", f"{slot.claim.id}: {error}")
-        self._say()
-
-    def _start(self, slot: _Slot, trial: Trial, place: TrialDir, lock: Lock) -> None:
-        arguments = self.command.arguments(placed(trial.params, place.path))
-        argv = [*(self.program or [sys.executable, "-m", "vitcli"]), *arguments]
-        shown = shown_command(self.program, arguments)
-        attempts = place.status().attempts + 1
-        slot.place, slot.read_bytes = place, 0
-        slot.status = Status(
-            "running",
-            started=time.time(),
-            host=socket.gethostname(),
-            threads=self._threads,
-            attempts=attempts,
+def changed(sweep: Sweep, **given: Any) -> Sweep:
+    """The sweep with what the caller says in place of its file."""
+    found = dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
+    if found.storage and not found.search and given.get("storage"):
+        raise VitcliError(
+            "--storage: is for a search",
+            "leave it out: machines share a grid by its directory, --out on a shared disk",
         )
-        for file in (place.stdout, place.result_file):
-            file.unlink(missing_ok=True)
-        place.write_config(self.sweep.command, trial, argv, shown)
-        place.write_status(slot.status)
-        try:
-            slot.child = start(argv, place, lock, self._threads, self.sweep.timeout)
-        except OSError as error:
-            self._failed(slot, f"cannot start {argv[0]}: {error.strerror or error}", None)
-            return
-        slot.status = replace(slot.status, pid=slot.child.process.pid)
-        place.write_status(slot.status)
-        self._say()
+    return found
 
-    def _look_at(self, slot: _Slot) -> None:
-        child, place = slot.child, slot.place
-        assert child and place
-        code = child.poll()
-        if code is None:
-            if child.overdue:
-                child.end()
-                self._failed(slot, f"timed out after {self.sweep.timeout:g} s", None)
-            elif self._should_prune(slot):
-                child.end()
-                self._close(slot, "pruned", None)
-                self.study.prune(slot.claim)
-                self._count("pruned", f"{slot.claim.id} pruned")
-            return
-        if code in ENDED_FROM_OUTSIDE:
-            error = f"something ended it (exit code {code}); the next call runs it again"
-            self._close(slot, "killed", code, error)
-            self.study.give_up(slot.claim, again=False)
-            self._count("killed", f"{slot.claim.id}: {error}")
-        elif code != 0:
-            self._failed(slot, place.last_words() or f"exit code {code}", code)
-        elif error := place.keep_result():
-            self._failed(slot, error, code)
-        else:
-            slot.results.append(place.result() or {})
-            self._seconds.append(child.wall_s)
-            self._close(slot, "done", code, remove=False)
-            self._count("done", "")
-            self._next(slot)
 
-    def _failed(self, slot: _Slot, error: str, code: int | None) -> None:
-        self._close(slot, "failed", code, error)
-        self.study.fail(slot.claim, error)
-        self._count("failed", f"{slot.claim.id} failed: {error}")
+def read_to_run(file: Path) -> tuple[Sweep, Command]:
+    """A sweep whose every option, key and value its command has accepted.
 
-    def _close(
-        self, slot: _Slot, state: State, code: int | None, error: str = "", remove: bool = True
-    ) -> None:
-        """Write how the trial ended, and let go of the slot unless more of its claim is to run."""
-        assert slot.place
-        wall = slot.child.wall_s if slot.child else None
-        slot.status = replace(slot.status, state=state, wall_s=wall, exit_code=code, error=error)
-        slot.place.write_status(slot.status)
-        slot.child = None
-        if remove:
-            self._slots.remove(slot)
+    Raises:
+        VitcliError: as `load_sweep` and `check_arguments`.
+    """
+    commands = known_commands()
+    loaded = load_sweep(file, commands)
+    command = commands[loaded.command]
+    check_arguments(loaded, command)
+    return loaded, command
 
-    def _should_prune(self, slot: _Slot) -> bool:
-        """Pass new intermediate values of the claim's first trial on to Optuna's pruner."""
-        pruner = self.sweep.search.pruner if self.sweep.search else None
-        live = slot.claim.live
-        if pruner is None or live is None or slot.results or slot.place is None:
-            return False
-        file = slot.place.path / pruner.file.replace("{trial}/", "").replace("{trial}", ".")
-        values, slot.read_bytes = new_values(file, slot.read_bytes, pruner.step, pruner.value)
-        for step, value in values:
-            live.report(value, step)
-        return bool(values) and live.should_prune()
 
-    # -- the whole ---------------------------------------------------------------------------
+def open_directory(place: Path) -> tuple[Sweep, Results]:
+    """The sweep that a directory holds.
 
-    def _wait(self) -> None:
-        """Until a trial may have ended: short for short trials, lazy for long ones."""
-        longest = max((s.child.wall_s for s in self._slots if s.child), default=0.0)
-        time.sleep(POLL_S if longest < 5 else SLOW_POLL_S)
+    Raises:
+        VitcliError: it holds none.
+    """
+    if not (place / "sweep.yaml").is_file():
+        raise VitcliError(f"{place}: is not the directory of a sweep", "run `vitcli sweep --help`")
+    return load_sweep(place / "sweep.yaml"), Results(place)
 
-    def _interrupt(self) -> None:
-        """Ask the trials to end, and put down how each did; a second Ctrl-C ends them at once."""
-        children = [slot.child for slot in self._slots if slot.child]
-        try:
-            for child in children:
-                child.ask_to_end()
-            for slot in list(self._slots):
-                self._put_down(slot)
-        finally:
-            for child in children:
-                child.kill()
 
-    def _put_down(self, slot: _Slot) -> None:
-        full = contextlib.suppress(VitcliError, OSError)  # perhaps the disk is the reason
-        if slot.child and slot.place:
-            code = slot.child.end()
-            with full:
-                finished = code == 0 and not slot.place.keep_result()
-                self._close(slot, "done" if finished else "interrupted", code)
-        with full:
-            self.study.give_up(slot.claim, again=True)
-        slot.claim.release()
+def run(
+    sweep: Sweep,
+    results: Results,
+    command: Command,
+    *,
+    fail_fast: bool = False,
+    retry_failed: bool = False,
+    program: Sequence[str] | None = None,
+    tell: Callable[[Event], None] = lambda event: None,
+) -> Outcome:
+    """Run the trials that are missing.
 
-    def _count(self, state: State, text: str) -> None:
-        self._ran += 1
-        if state in ("failed", "killed"):
-            self._killed += state == "killed"
-            self._in_row += 1
-            limit = self.sweep.max_failures_in_row
-            if self.fail_fast and state == "failed":
-                self._stopped = "a trial failed (--fail-fast)"
-            elif limit and self._in_row >= limit:
-                self._stopped = f"{self._in_row} trials failed in a row (max_failures_in_row)"
-        else:
-            self._in_row = 0
-        if text:
-            self._say(text)
+    Raises:
+        VitcliError: the directory holds something else, or the search's storage cannot be opened.
+        KeyboardInterrupt: after everything has been put in order.
+    """
+    check_search(sweep)
+    results.create(sweep.name, sweep.source, sweep.storage)
+    study = queue(sweep, results, retry_failed)
+    return Runner(sweep, command, results, study, sweep.jobs, fail_fast, program, tell).run()
 
-    def _say(self, text: str = "") -> None:
-        self._told_at = time.monotonic()
-        counts = self.study.counts()
-        self.tell(Event(counts, self._seconds_left(counts), text))
 
-    def _seconds_left(self, counts: Counts) -> float | None:
-        """What is left at the mean time of a trial, shared by all that work on it now."""
-        if not self._seconds or not counts.left:
-            return None
-        each = sum(self._seconds) / len(self._seconds)
-        spent = sum(min(s.child.wall_s, each) for s in self._slots if s.child)
-        return (each * counts.left - spent) / min(max(self.jobs, counts.running), counts.left)
+KEPT = frozenset({"done", "pruned"})
+
+
+def plan(
+    sweep: Sweep,
+    results: Results,
+    command: Command,
+    *,
+    retry_failed: bool = False,
+    program: Sequence[str] | None = None,
+) -> SweepPlan:
+    """The trials known in advance, with their command lines, and how they stand now."""
+    seeds = max([1, *map(len, sweep.repeat.values())])
+    if not sweep.search and sweep.size > MOST_TRIALS:
+        return SweepPlan(
+            name=sweep.name,
+            axes=tuple(sweep.axes),
+            trials=(),
+            to_run=sweep.size,
+            draws=0,
+            seeds_each=seeds,
+            total=sweep.size,
+            shape=sweep.shape,
+            notes=tuple(sweep.notes()),
+        )
+    found = report(sweep, results).trials
+    states = {trial.id: trial.state for trial in found}
+    trials = tuple(
+        PlannedTrial(
+            trial.id,
+            states[trial.id],
+            trial.params,
+            shown_command(
+                program,
+                command.arguments(placed(trial.params, results.trial(trial.id).path)),
+            ),
+        )
+        for trial in expand(sweep)
+    )
+    kept = KEPT if retry_failed else KEPT | {"failed"}
+    drawn = len([t for t in found if t.state in kept]) // seeds if sweep.search else 0
+    return SweepPlan(
+        name=sweep.name,
+        axes=tuple(sweep.axes),
+        trials=trials,
+        to_run=sum(trial.state not in kept for trial in trials),
+        draws=max(0, sweep.search.trials - drawn) if sweep.search else 0,
+        seeds_each=seeds,
+        total=len(trials),
+        shape=sweep.shape,
+        notes=tuple(sweep.notes()),
+    )

@@ -17,6 +17,7 @@ from vitcli.ui.options import Output, PlotOption, grouped
 from vitcli.ui.tables import show as answer_with
 
 if TYPE_CHECKING:
+    from vitcli.commands.sweep.options import Command
     from vitcli.commands.sweep.result import SweepReport
     from vitcli.commands.sweep.spec import Sweep
 
@@ -48,7 +49,7 @@ def sweep(
     ] = None,
     jobs: Annotated[
         int | None,
-        run_option("--jobs", min=1, metavar="N", help="Trials at a time; they share the threads."),
+        run_option("--jobs", min=1, metavar="N", help="Trials at a time, which share the threads."),
     ] = None,
     timeout: Annotated[
         float | None,
@@ -59,7 +60,8 @@ def sweep(
         run_option(
             "--storage",
             metavar="URL",
-            help="Optuna storage that several machines share (default: a journal file in DIR).",
+            help="Database that machines share for a `search:` (sqlite, postgresql, "
+            "mysql; default: a journal file in DIR). Machines share a grid by its --out directory.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -81,25 +83,40 @@ def sweep(
     ] = None,
     group: Annotated[
         str | None,
+        report_option("--group", metavar="KEY,…", help="Keys whose values a group shares."),
+    ] = None,
+    power: Annotated[
+        float | None,
         report_option(
-            "--group", metavar="KEY,…", help="Mean and spread of trials that agree here."
+            "--power",
+            min=1e-12,
+            metavar="D",
+            help="Say how many seeds would settle a difference of D (extra stats).",
         ),
     ] = None,
-    each: Annotated[bool, report_option("--each", help="A row a trial, not a group.")] = False,
+    mix_incomplete: Annotated[
+        bool,
+        report_option(
+            "--mix-incomplete", help="Sort groups that lack trials or numbers among the others."
+        ),
+    ] = False,
+    each: Annotated[
+        bool, report_option("--each", help="One row per trial, not per group.")
+    ] = False,
     stale: Annotated[
         bool, report_option("--stale", help="Also trials the file no longer asks for.")
     ] = False,
     show: Annotated[
         str | None,
-        report_option("--show", metavar="TRIAL", help="All about one trial and its command."),
+        report_option("--show", metavar="TRIAL", help="All about one trial, with its command."),
     ] = None,
     *,
     output: Output,
     csv: Annotated[
-        Path | None, report_option("--csv", metavar="FILE", help="Write a row a trial.")
+        Path | None, report_option("--csv", metavar="FILE", help="Write one row per trial.")
     ] = None,
     parquet: Annotated[
-        Path | None, report_option("--parquet", metavar="FILE", help="Write a row a trial.")
+        Path | None, report_option("--parquet", metavar="FILE", help="Write one row per trial.")
     ] = None,
     plot: PlotOption = None,
     plot_kind: Annotated[
@@ -107,12 +124,14 @@ def sweep(
         report_option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
     ] = "auto",
     metric: Annotated[
-        str | None, report_option("--metric", metavar="NAME", help="What --plot draws.")
+        str | None,
+        report_option("--metric", metavar="NAME", help="What is drawn and compared."),
     ] = None,
 ) -> None:
-    """Run a command over a space that a YAML file describes, and show what came out.
+    """Run a command over a space that a YAML file describes, and report the results.
 
-    Run it again and it does what is missing. Several processes and machines may run the same sweep.
+    Run it again and it runs what is missing. Several processes may run the same sweep, on any
+    machine that sees the directory --out. With the extra stats, pairs of levels are compared.
     Trials run this vitcli, or the program that VITCLI_SWEEP_PROGRAM names: "srun -n1 vitcli".
 
     \b
@@ -121,12 +140,12 @@ def sweep(
       vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
+    from vitcli.commands.sweep import analysis
+    from vitcli.commands.sweep import report as reports
     from vitcli.commands.sweep.figure import check_kind
-    from vitcli.commands.sweep.report import View, check_files, never_found
-    from vitcli.commands.sweep.report import report as gather
-    from vitcli.commands.sweep.trialdir import Results
-    from vitcli.commands.sweep.view import tables
-    from vitcli.ui.console import note, warn
+    from vitcli.commands.sweep.trials import Results
+    from vitcli.commands.sweep.view import plan_tables, tables
+    from vitcli.ui.console import note, plural, warn
     from vitcli.ui.figures import check_figure_file
 
     _check_together(
@@ -144,6 +163,8 @@ def sweep(
             "--dry-run has nothing to report": (
                 dry_run,
                 {
+                    "--power": power is not None,
+                    "--mix-incomplete": mix_incomplete,
                     "--where": where,
                     "--sort": sort,
                     "--group": group,
@@ -157,44 +178,54 @@ def sweep(
             ),
             "there is no --plot": (
                 plot is None,
-                {"--metric": metric, "--plot-kind": plot_kind != "auto"},
+                {"--plot-kind": plot_kind != "auto"},
             ),
         }
     )
     check_figure_file(plot)
     check_kind(plot_kind)
-    check_files(csv, parquet)
+    reports.check_files(csv, parquet)
     if (file is None) == (report is None):
-        raise VitcliError("give a sweep's file to run it, or --report DIR to read it", "not both")
-    loaded, place = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
-    loaded = _with(loaded, jobs=jobs, timeout=timeout, storage=storage)
+        raise VitcliError(
+            "sweep: give either a sweep's file to run or --report to read one",
+            "vitcli sweep FILE.yaml, or vitcli sweep --report DIR",
+        )
+    loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
+    loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
     results = Results(place)
-    view = View(
+    view = reports.View(
         where=tuple(where or ()),
         sort=sort,
         group=tuple(key for key in group.split(",") if key) if group is not None else None,
         stale=stale,
+        mix_incomplete=mix_incomplete,
+        power=power,
     )
     code = 0
     if dry_run:
-        return _dry_run(loaded, results, retry_failed, output.form)
-    if report is None:
-        code = _run(loaded, results, fail_fast, retry_failed)
-    found = gather(loaded, results, view)
-    for name in never_found(found):
-        key = loaded.metrics[name]
+        assert command
+        planned = analysis.plan(
+            loaded, results, command, retry_failed=retry_failed, program=_program()
+        )
+        return answer_with(planned, output.form, plan_tables)
+    for said in loaded.notes() if command else ():
+        note(said)
+    if command:
+        code = _run(loaded, results, command, fail_fast, retry_failed)
+    found = reports.report(loaded, results, view, named=bool(command or storage))
+    for name in reports.never_found(found):
+        key = loaded.metrics[name].path
         warn(f"no finished trial has {key}: correct it under metrics, no trial runs again for it")
-    if csv or parquet:
-        from vitcli.commands.sweep.report import write_csv, write_parquet
-
-        for path, write in ((csv, write_csv), (parquet, write_parquet)):
-            if path:
-                write(found, path)
-                note(f"wrote {len(found.trials)} trials to {path}")
+    if metric and metric not in found.metrics:
+        raise VitcliError(f"--metric {metric}: unknown", "one of " + ", ".join(found.metrics))
+    for path, write in ((csv, reports.write_csv), (parquet, reports.write_parquet)):
+        if path:
+            write(found, path)
+            note(f"wrote {plural(len(found.trials), 'trial')} to {path}")
     if show:
         _show(found, show, output.form)
     else:
-        answer_with(found, output.form, lambda found: tables(found, each))
+        answer_with(found, output.form, lambda found: tables(found, each, metric))
         if output.form == "table":
             reading = f"vitcli sweep --report {shlex.quote(str(place))}"
             note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
@@ -214,75 +245,52 @@ def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
             raise VitcliError(f"{idle[0]} does nothing: {reason}", f"leave out {', '.join(idle)}")
 
 
-def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path]:
-    """The sweep and its directory, from its file or from the directory itself."""
-    from vitcli.commands.sweep.spec import check_arguments, load_sweep
+def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path, Command | None]:
+    """The sweep and its directory, and to run it its command, from its file or its directory."""
+    from vitcli.commands.sweep import analysis
+    from vitcli.commands.sweep.spec import load_sweep
 
-    if path.is_dir() and not running:
-        if not (path / "sweep.yaml").is_file():
-            raise VitcliError(f"{path} holds no sweep", "the --out of `vitcli sweep FILE.yaml`")
-        return load_sweep(path / "sweep.yaml"), path
+    if running:
+        if path.is_dir():
+            raise VitcliError(
+                f"{path}: is a directory (expected a YAML file)", f"vitcli sweep --report {path}"
+            )
+        loaded, command = analysis.read_to_run(path)
+        return loaded, out or Path("runs") / loaded.name, command
     if path.is_dir():
-        raise VitcliError(f"{path} is a directory", f"--report {path}, or the sweep's file to run")
-    if not running:
-        loaded = load_sweep(path)
-    else:
-        from vitcli.commands.sweep.options import known_commands
-
-        commands = known_commands()
-        loaded = load_sweep(path, commands)
-        check_arguments(loaded, commands[loaded.command])
+        loaded, results = analysis.open_directory(path)
+        return loaded, results.root, None
+    loaded = load_sweep(path)
     place = out or Path("runs") / loaded.name
-    if not running and not (place / "sweep.yaml").is_file():
-        raise VitcliError(f"{place} holds no trials of {path}", "say where with --out DIR")
-    return loaded, place
-
-
-def _with(sweep: Sweep, **given: Any) -> Sweep:
-    import dataclasses
-
-    return dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
+    if not (place / "sweep.yaml").is_file():
+        raise VitcliError(f"{place}: holds no trials of {path}", "name the directory with --out")
+    return loaded, place, None
 
 
 def _program() -> list[str] | None:
     return shlex.split(os.environ.get(PROGRAM_VARIABLE, "")) or None
 
 
-def _dry_run(sweep: Sweep, results: Any, retry_failed: bool, form: str) -> None:
-    from vitcli.commands.sweep.options import known_commands
-    from vitcli.commands.sweep.report import plan
-    from vitcli.commands.sweep.view import plan_tables
-
-    command = known_commands()[sweep.command]
-    planned = plan(sweep, results, command, retry_failed=retry_failed, program=_program())
-    answer_with(planned, form, plan_tables)
-
-
-def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int:
+def _run(sweep: Sweep, results: Any, command: Command, fail_fast: bool, retry_failed: bool) -> int:
     """Run what is missing; the exit code says whether any trial of the sweep has failed."""
-    from vitcli.commands.sweep.analysis import Runner
-    from vitcli.commands.sweep.options import known_commands
-    from vitcli.commands.sweep.study import Study
+    from vitcli.commands.sweep import analysis
     from vitcli.commands.sweep.view import sweep_progress
     from vitcli.ui.console import note, plural, warn
 
-    results.create(sweep.name, sweep.source, sweep.storage)
-    study = Study(sweep, results, retry_failed)
     # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with sweep_progress(study.counts().total) as tell:
-        runner = Runner(
-            sweep,
-            known_commands()[sweep.command],
-            results,
-            study,
-            sweep.jobs,
-            fail_fast,
-            _program(),
-            tell,
-        )
+    total = sweep.search.trials if sweep.search else sweep.size
+    with sweep_progress(total) as tell:
         try:
-            outcome = runner.run()
+            outcome = analysis.run(
+                sweep,
+                results,
+                command,
+                fail_fast=fail_fast,
+                retry_failed=retry_failed,
+                program=_program(),
+                tell=tell,
+            )
         except KeyboardInterrupt:
             note("what has finished is kept; the same command runs the rest")
             raise
@@ -300,11 +308,10 @@ def _run(sweep: Sweep, results: Any, fail_fast: bool, retry_failed: bool) -> int
 
 
 def _show(found: SweepReport, id: str, form: str) -> None:
-
     matches = [trial for trial in found.trials if trial.id.startswith(id)]
     if len(matches) != 1:
+        which = "several trials begin" if matches else "no trial begins"
         raise VitcliError(
-            f"--show {id}: {'several trials begin' if matches else 'no trial begins'} with it",
-            "`--each` lists the trials",
+            f"--show {id}: {which} with it", f"vitcli sweep --report {found.directory} --each"
         )
     answer_with(matches[0], form)

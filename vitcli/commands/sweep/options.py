@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from vitcli.commands import COMMANDS, command_function
-from vitcli.config.load import known_keys
+from vitcli.config.load import Setting, known_keys, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.config.yaml import parse_value
@@ -41,16 +44,21 @@ class Option:
 class Command:
     """A command as the sweep sees it.
 
-    `keys` are the dotted keys that `--set` reaches; `check` raises VitcliError for arguments that
-    the command's parser refuses.
+    `keys` are the dotted keys that `--set` reaches; `check` raises VitcliError for parameters that
+    the command or its config refuses.
     """
 
     name: str
     options: Mapping[str, Option]
     keys: frozenset[str] = frozenset()
-    check: Callable[[list[str]], None] = lambda argv: None
+    check: Callable[[Mapping[str, Any]], None] = lambda params: None
     stands_for: Mapping[str, str] = field(default_factory=dict)
     """Options that are shorthands, and their config keys: beside its key, one says nothing."""
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """The options and arguments that name a file or folder to be written."""
+        return WRITES & self.options.keys()
 
     def knows(self, key: str) -> bool:
         return key in self.keys or (key in self.options and key not in OWN)
@@ -113,10 +121,14 @@ def _several(value: Any) -> list[str]:
     return [str(v).lower() if isinstance(v, bool) else str(v) for v in values]
 
 
+WRITES = frozenset({"out", "plot", "map", "overlay", "trace", "show_data", "csv", "parquet"})
+"""Options and arguments that name a file or folder to be written, of whatever command."""
 CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": ImagesRun}
 """What `--set` reaches; every other command that has it sets a ModelConfig."""
 
 
+OF_EACH = frozenset({"image_size", "registers"})
+"""What some commands read as a list or as the size of the input, not of the position table."""
 SHORTHANDS = {
     "norm": "encoder.norm_placement",
     "position": "encoder.position",
@@ -159,9 +171,17 @@ def _command(name: str, command: Any) -> Command:
             option = Option(canonical(flag), flag, off, switch, bool(parameter.multiple))
         options[option.name] = option
 
-    def check(arguments: list[str]) -> None:
+    def check(params: Mapping[str, Any]) -> None:
+        made = Command(name, options, keys, stands_for=short)
+        drawn = {key: value for key, value in params.items() if key not in WRITES - {"out"}}
+        words = made.arguments(drawn)[1:]
         try:
-            command.make_context(name, list(arguments))
+            command.make_context(name, list(words))
+            if name in CONFIGS:  # the command itself says whether its config is good
+                with contextlib.redirect_stdout(io.StringIO()):
+                    command.main(["--print-config", *words], name, standalone_mode=False)
+            elif keys and not params.get("weights"):
+                _check_model(params, short)
         except VitcliError:
             raise
         except Exception as error:
@@ -173,3 +193,17 @@ def _command(name: str, command: Any) -> Command:
     keys = frozenset(known_keys(config)) if "set" in options else frozenset()
     short = {option: key for option, key in SHORTHANDS.items() if option in options and key in keys}
     return Command(name, options, keys, check, short)
+
+
+def _check_model(params: Mapping[str, Any], short: Mapping[str, str]) -> None:
+    """Resolve the config of a command that runs one or several models."""
+    settings = [
+        Setting(tuple(short.get(key, key).split(".")), value, f"{key}: {value}")
+        for key, value in params.items()
+        if (key in short or "." in key) and key not in OF_EACH and value is not None
+    ]
+    presets, files = params.get("preset"), params.get("config")
+    several = [*_several(presets or []), *([] if presets else [None])]
+    for preset in several:
+        for file in _several(files or []) or [""]:
+            load_config(ModelConfig, preset, Path(file) if file else None, settings)

@@ -12,20 +12,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from vitcli.commands.sweep.options import Command, canonical
+from vitcli.commands.sweep.comparisons import (
+    check_available,
+    compare_levels,
+    is_available,
+    is_number,
+)
+from vitcli.commands.sweep.options import canonical
 from vitcli.commands.sweep.result import (
+    Comparison,
     Curve,
-    PlannedTrial,
     Spread,
     SweepGroup,
-    SweepPlan,
     SweepReport,
     SweepTrial,
 )
-from vitcli.commands.sweep.spec import Sweep, belongs, expand
-from vitcli.commands.sweep.storage import elsewhere
-from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup, placed, shown_command
+from vitcli.commands.sweep.space import draw
+from vitcli.commands.sweep.spec import (
+    Sweep,
+    belongs,
+    expand,
+)
+from vitcli.commands.sweep.study import check_search, check_storage, elsewhere
+from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
@@ -58,16 +69,28 @@ class View:
     group: tuple[str, ...] | None = None
     stale: bool = False
     """Also trials of the directory that the sweep's file no longer asks for."""
+    mix_incomplete: bool = False
+    """Sort groups with failed, diverged or missing trials among the others, not after them."""
+    power: float | None = None
+    """Say how many seeds would settle a difference of this size."""
 
 
-def report(sweep: Sweep, results: Results, view: View | None = None) -> SweepReport:
+def report(
+    sweep: Sweep, results: Results, view: View | None = None, *, named: bool = False
+) -> SweepReport:
     """Gather the trials of a sweep.
 
+    Args:
+        named: the user has named the storage, or runs the sweep; a storage on a network that only
+            a received directory names is not opened.
+
     Raises:
-        VitcliError: a name in the view that no trial has.
+        VitcliError: a name in the view that no trial has, or a damaged file of a trial.
     """
     view = view or View()
-    trials = _trials(sweep, results, view.stale)
+    if view.power is not None:
+        check_available("--power")
+    all_trials = trials = _trials(sweep, results, view.stale, named)
     states = dict(Counter(trial.state for trial in trials))
     names = _names(sweep, trials)
     for condition in view.where:
@@ -76,10 +99,12 @@ def report(sweep: Sweep, results: Results, view: View | None = None) -> SweepRep
         trials = _sorted(trials, view.sort, names)
     keys = sweep.axes if view.group is None else [_known(key, names) for key in view.group]
     groups = _groups(trials, keys, sweep)
-    if view.sort and view.sort.lstrip("-") in sweep.metrics:
-        name = view.sort.lstrip("-")
+    if view.sort and (name := _known(view.sort.lstrip("-"), names)) in sweep.metrics:
         groups = _in_order(groups, lambda g: _mean(g, name), view.sort.startswith("-"))
+        if not view.mix_incomplete:
+            groups.sort(key=lambda group: group.incomplete)
     search = sweep.search
+    drawn, distinct = _draws(sweep, results, all_trials)
     return SweepReport(
         name=sweep.name,
         question=sweep.question,
@@ -94,7 +119,53 @@ def report(sweep: Sweep, results: Results, view: View | None = None) -> SweepRep
         curve_names=(sweep.curve.x, sweep.curve.y) if sweep.curve else (),
         trials=tuple(trials),
         groups=tuple(groups),
+        comparisons=_comparisons(sweep, trials, groups, keys, view.power),
+        better={name: m.better for name, m in sweep.metrics.items() if m.better},
+        labels=_labels(sweep),
+        drawn=drawn,
+        distinct=distinct,
+        power_for=view.power,
     )
+
+
+def _comparisons(
+    sweep: Sweep,
+    trials: Sequence[SweepTrial],
+    groups: Sequence[SweepGroup],
+    keys: Sequence[str],
+    power: float | None,
+) -> tuple[Comparison, ...]:
+    """Every pair of levels of a grid's axes; what was drawn is no design with levels."""
+    axes: list[tuple[str, ...]] = [(key,) for key in sweep.grid if key in keys]
+    if together := tuple(key for key in sweep.zip if key in keys):
+        axes.append(together)
+    if not axes or not is_available():
+        return ()
+    by_id = {trial.id: trial for trial in trials}
+    return tuple(
+        made for name in sweep.metrics for made in compare_levels(groups, by_id, axes, name, power)
+    )
+
+
+def _labels(sweep: Sweep) -> dict[str, str]:
+    """Names for figures: what the file says, with a metric's unit."""
+    labels = dict(sweep.labels)
+    for name, metric in sweep.metrics.items():
+        if metric.label or metric.unit:
+            unit = f" ({metric.unit})" if metric.unit else ""
+            labels[name] = (metric.label or name) + unit
+    return labels
+
+
+def _draws(sweep: Sweep, results: Results, trials: Sequence[SweepTrial]) -> tuple[int, int]:
+    """How many points were drawn, and how many of them are different."""
+    if sweep.random:
+        drawn = draw(sweep.space, sweep.random.trials, sweep.random.seed)
+        return len(drawn), len({json.dumps(point, sort_keys=True) for point in drawn})
+    if not sweep.search:
+        return 0, 0
+    counts = [results.trial(t.id).status().drawn for t in trials if t.directory]
+    return sum(counts), sum(count > 0 for count in counts)
 
 
 def never_found(found: SweepReport) -> list[str]:
@@ -105,11 +176,11 @@ def never_found(found: SweepReport) -> list[str]:
     ]
 
 
-def _trials(sweep: Sweep, results: Results, stale: bool) -> list[SweepTrial]:
+def _trials(sweep: Sweep, results: Results, stale: bool, named: bool) -> list[SweepTrial]:
     planned = {trial.id: trial.params for trial in expand(sweep)}
     found: dict[str, SweepTrial] = {}
     there = {place.path.name: place for place in results.trials()} if results.root.is_dir() else {}
-    remote = elsewhere(sweep, results) if sweep.storage else {}
+    remote = elsewhere(sweep, results) if _may_open(sweep, named) else {}
     for id, params in planned.items():
         if id in there:
             found[id] = _local(id, there[id], sweep)
@@ -127,6 +198,25 @@ def _trials(sweep: Sweep, results: Results, stale: bool) -> list[SweepTrial]:
     return list(found.values())
 
 
+def _may_open(sweep: Sweep, named: bool) -> bool:
+    """Whether a report reads the storage: one the user named, or a file that is there."""
+    if not sweep.storage or not sweep.search:
+        return False
+    if named:
+        check_search(sweep)
+        return True
+    if not is_file_storage(sweep.storage):
+        return False
+    check_search(sweep)
+    return True
+
+
+def is_file_storage(url: str) -> bool:
+    """Whether a storage is an SQLite file that exists: reading it opens no connection."""
+    path = urlsplit(url).path.removeprefix("/")
+    return check_storage(url) == "sqlite" and bool(path) and Path(path).is_file()
+
+
 def _age(place: TrialDir) -> float:
     return place.status().started or 0.0
 
@@ -136,7 +226,7 @@ def _pending(id: str, params: Mapping[str, Any]) -> SweepTrial:
 
 
 def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
-    status, config = place.status(), place.config() or {}
+    status, config = place.status(), place.config()
     result = place.result() if status.state == "done" else None
     state = status.state
     if state == "running" and not place.is_held():
@@ -145,23 +235,26 @@ def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
     if sweep.curve and result is not None:
         xs, ys = lookup(result, sweep.curve.x), lookup(result, sweep.curve.y)
         if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
-            curve = Curve(tuple(xs), tuple(ys))
+            pairs = [(x, y if is_number(y) else None) for x, y in zip(xs, ys, strict=True)]
+            pairs = [(x, y) for x, y in pairs if is_number(x)]
+            curve = Curve(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
     return SweepTrial(
         id=id,
         state=state,
-        params=config.get("params", {}),
-        metrics={name: lookup(result, path) for name, path in sweep.metrics.items()}
+        params=config.params if config else {},
+        metrics={name: lookup(result, metric.path) for name, metric in sweep.metrics.items()}
         if result is not None
         else {},
         wall_s=status.wall_s,
         attempts=status.attempts,
         error=status.error,
-        command=config.get("run", ""),
-        cwd=config.get("cwd", ""),
+        command=config.run if config else "",
+        cwd=config.cwd if config else "",
         directory=str(place.path),
         host=status.host,
         curve=curve,
         threads=status.threads,
+        last_value=status.last_value,
     )
 
 
@@ -179,7 +272,7 @@ def _known(name: str, names: Sequence[str]) -> str:
     if name not in names and len(ends) == 1:  # as the tables' headings say it
         return ends[0]
     if name not in names:
-        raise VitcliError(f"no trial has a {name!r}", nearest(name, list(names)))
+        raise VitcliError(f"{name}: no trial has it", nearest(name, list(names)))
     return name
 
 
@@ -228,13 +321,15 @@ def _rank(value: Any) -> tuple[int, Any]:
 def _groups(trials: Sequence[SweepTrial], keys: Sequence[str], sweep: Sweep) -> list[SweepGroup]:
     members: dict[str, list[SweepTrial]] = {}
     for trial in trials:
-        mark = json.dumps([value_of(trial, key) for key in keys], sort_keys=True)
+        mark = json.dumps([value_of(trial, key) for key in keys], sort_keys=True, default=str)
         members.setdefault(mark, []).append(trial)
+    numeric = [n for n in sweep.metrics if any(is_number(t.metrics.get(n)) for t in trials)]
     groups = []
     for group in members.values():
         done = [trial for trial in group if trial.state == "done"]
         seconds = [trial.wall_s for trial in done if trial.wall_s is not None]
         values = {n: [t.metrics.get(n) for t in done] for n in sweep.metrics}
+        holes = [t for t in done if any(t.metrics.get(n) is None for n in numeric)]
         groups.append(
             SweepGroup(
                 params={key: value_of(group[0], key) for key in keys},
@@ -242,18 +337,16 @@ def _groups(trials: Sequence[SweepTrial], keys: Sequence[str], sweep: Sweep) -> 
                 metrics={n: s for n, v in values.items() if (s := spread(v))},
                 words={n: dict(c) for n, v in values.items() if (c := _words(v))},
                 wall_s=statistics.fmean(seconds) if seconds else None,
+                states=dict(Counter(trial.state for trial in group)),
+                diverged=len(holes),
             )
         )
     return groups
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def spread(values: Sequence[Any]) -> Spread | None:
     """Mean and spread of those values that are numbers."""
-    numbers = [float(v) for v in values if _is_number(v)]
+    numbers = [float(v) for v in values if is_number(v)]
     if not numbers:
         return None
     std = statistics.stdev(numbers) if len(numbers) > 1 else None
@@ -267,45 +360,6 @@ def _words(values: Sequence[Any]) -> Counter[str]:
 
 def _mean(group: SweepGroup, name: str) -> float | None:
     return group.metrics[name].mean if name in group.metrics else None
-
-
-KEPT = frozenset({"done", "pruned"})
-
-
-def plan(
-    sweep: Sweep,
-    results: Results,
-    command: Command,
-    *,
-    retry_failed: bool = False,
-    program: Sequence[str] | None = None,
-) -> SweepPlan:
-    """The trials known in advance, with their command lines, and how they stand now."""
-    found = report(sweep, results).trials
-    states = {trial.id: trial.state for trial in found}
-    trials = tuple(
-        PlannedTrial(
-            trial.id,
-            states[trial.id],
-            trial.params,
-            shown_command(
-                program,
-                command.arguments(placed(trial.params, results.trial(trial.id).path)),
-            ),
-        )
-        for trial in expand(sweep)
-    )
-    kept = KEPT if retry_failed else KEPT | {"failed"}
-    seeds = max([1, *map(len, sweep.repeat.values())])
-    drawn = len([t for t in found if t.state in kept]) // seeds if sweep.search else 0
-    return SweepPlan(
-        name=sweep.name,
-        axes=tuple(sweep.axes),
-        trials=trials,
-        to_run=sum(trial.state not in kept for trial in trials),
-        draws=max(0, sweep.search.trials - drawn) if sweep.search else 0,
-        seeds_each=seeds,
-    )
 
 
 ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")

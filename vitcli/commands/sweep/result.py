@@ -1,9 +1,9 @@
-"""What `vitcli sweep` answers."""
+"""The results of `vitcli sweep`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vitcli.results import Result
@@ -40,11 +40,16 @@ class SweepTrial(Result):
     curve: Curve | None = None
     threads: int | None = None
     """What OMP_NUM_THREADS was: with another number, sums are rounded and clocks run otherwise."""
+    last_value: float | None = None
+    """Of a pruned trial: the value at which it was ended."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric over the trials of a group; `std` is the sample standard deviation (n - 1)."""
+    """A metric over the trials of a group; `std` is the sample standard deviation (n - 1).
+
+    `n` counts the trials that have a number there.
+    """
 
     n: int
     mean: float
@@ -66,12 +71,49 @@ class SweepGroup:
     metrics: Mapping[str, Spread]
     words: Mapping[str, Mapping[str, int]]
     wall_s: float | None
-    """Mean seconds a trial."""
+    """Mean seconds per trial."""
+    states: Mapping[str, int] = field(default_factory=dict)
+    """How many trials of the group, finished or not, stand how."""
+    diverged: int = 0
+    """Finished trials without a number where other trials of the sweep have one."""
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a mean of this group leaves out one of its trials."""
+        return self.diverged > 0 or any(state != "done" for state in self.states)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two levels of an axis, at equal values of the other axes: the mean of `a` minus that of `b`.
+
+    `low` and `high` are its 95% interval; `p_holm` is Student's p adjusted over all `pairs` of the
+    axis. Both are None, and the interval a point, where nothing varies.
+    """
+
+    metric: str
+    axis: str
+    """Its key; keys that vary together, joined by commas."""
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    at: Mapping[str, Any]
+    """Values of the other keys of the grouping."""
+    n: int
+    """Pairs of trials (seeds), or trials of the smaller level where there are no pairs."""
+    paired: bool
+    difference: float
+    low: float
+    high: float
+    p: float | None
+    p_holm: float | None = None
+    pairs: int = 0
+    seeds_needed: int | None = None
+    """With `--power D`: seeds per level that would settle a difference of D."""
 
 
 @dataclass(frozen=True)
 class SweepReport(Result):
-    """The answer of `vitcli sweep`."""
+    """How a sweep stands and what it measured so far."""
 
     rows_at: ClassVar[str] = "trials"
 
@@ -93,6 +135,18 @@ class SweepReport(Result):
     """Paths of x and y of the trials' curves; empty without."""
     trials: tuple[SweepTrial, ...]
     groups: tuple[SweepGroup, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    """Every pair of levels, by metric and axis; empty without scipy."""
+    better: Mapping[str, str] = field(default_factory=dict)
+    """Metrics of which it is known which end is better: higher or lower."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """How figures name a key or a metric, with its unit."""
+    drawn: int = 0
+    """Points drawn by `random` or `search`; 0 without."""
+    distinct: int = 0
+    """How many of them are different."""
+    power_for: float | None = None
+    """The difference that `seeds_needed` is about."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +159,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class SweepPlan(Result):
-    """The answer of `vitcli sweep --dry-run`: trials known in advance, and draws still to come."""
+    """What a run would do: trials known in advance, and draws still to come."""
 
     rows_at: ClassVar[str] = "trials"
 
@@ -118,3 +172,9 @@ class SweepPlan(Result):
     draws: int
     """Points a search will draw, each for `seeds_each` seeds."""
     seeds_each: int
+    total: int = 0
+    """How many trials are known in advance, also where they are too many to list."""
+    shape: str = ""
+    """Where the total comes from: `lr 5 x norm 2 x seed 3`."""
+    notes: tuple[str, ...] = ()
+    """What the file asks for that its space cannot give."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -12,9 +14,10 @@ from vitcli.config.schema import Section
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
+    from numpy.random import RandomState
 
 Scalar = bool | int | float | str | None
+LARGEST = 2**62
 
 
 @dataclass(frozen=True)
@@ -23,37 +26,51 @@ class Choice:
 
     values: tuple[Scalar, ...]
 
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.values)
+    @property
+    def size(self) -> float:
+        """How many different values there are."""
+        return len({repr(value) for value in self.values})
 
     def suggest(self, trial: optuna.Trial, name: str) -> None:
         trial.suggest_categorical(name, self.values)
 
+    def sample(self, generator: RandomState) -> Scalar:
+        if len(self.values) == 1:
+            return self.values[0]
+        return self.values[int(generator.uniform(size=len(self.values)).argmax())]
+
     def holds(self, value: Any) -> bool:
         return value in self.values
+
+    def ends(self) -> tuple[Scalar, ...]:
+        """What a check must look at to know that every value is good."""
+        return self.values
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; integers where both are written as integers."""
+    """Numbers from `low` to `high`, both included; integers where both are written as integers.
+
+    `high` is the last number that steps from `low` reach; `written` is what the file says.
+    """
 
     low: int | float
     high: int | float
     log: bool = False
     step: int | float | None = None
+    written: int | float | None = field(default=None, compare=False)
 
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        if self.whole:
-            return IntDistribution(int(self.low), int(self.high), self.log, int(self.step or 1))
-        return FloatDistribution(float(self.low), float(self.high), self.log, self.step)
+    @property
+    def size(self) -> float:
+        """How many different values there are; infinite for real numbers without a step."""
+        step = self.step or (1 if self.whole else 0)
+        if self.low == self.high:
+            return 1
+        return round((self.high - self.low) / step) + 1 if step else math.inf
 
     def suggest(self, trial: optuna.Trial, name: str) -> None:
         if self.whole:
@@ -62,8 +79,36 @@ class Range:
         else:
             trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
 
+    def sample(self, generator: RandomState) -> int | float:
+        """Uniform over the values, or over their logarithms.
+
+        With a step, half a step is added at both ends so that the outer values are as likely as
+        the others. The same generator gives what Optuna's RandomSampler draws from it.
+        """
+        if self.low == self.high:
+            return self.low
+        step = self.step or (1 if self.whole else 0)
+        if self.log:
+            ends = math.log(self.low - step / 2), math.log(self.high + step / 2)
+            drawn = math.exp(generator.uniform(*ends))
+            drawn = round(drawn) if self.whole else drawn
+        elif step:
+            place = generator.uniform(self.low - step / 2, self.high + step / 2)
+            steps = (place - self.low) / step
+            count = math.floor(steps + 0.5) if self.whole else round(steps)
+            drawn = count * step + self.low
+        else:
+            drawn = generator.uniform(self.low, self.high)
+        last = self.high if self.whole or step else math.nextafter(self.high, self.low)
+        drawn = min(max(drawn, self.low), last)
+        return int(drawn) if self.whole else float(drawn)
+
     def holds(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def ends(self) -> tuple[Scalar, ...]:
+        """What a check must look at to know that every value is good."""
+        return (self.low, self.high)
 
 
 def read_space(value: Any) -> Choice | Range:
@@ -85,6 +130,8 @@ def read_space(value: Any) -> Choice | Range:
     for name, number in (("low", low), ("high", high), ("step", step if "step" in value else 1)):
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(f"{name} must be a number, got {number!r}")
+        if abs(number) > LARGEST or number != number:
+            raise ValueError(f"{name} must be a finite number, got {number:.3g}")
     log = value.get("log", False)
     if not isinstance(log, bool):
         raise ValueError(f"log must be true or false, got {log!r}")
@@ -98,7 +145,15 @@ def read_space(value: Any) -> Choice | Range:
     found = Range(low, high, log, step)
     if found.whole and isinstance(step, float):
         raise ValueError("a range of integers needs an integer step")
-    return found
+    last = _last_step(low, high, step) if step else high
+    return found if last == high else Range(low, last, log, step, written=high)
+
+
+def _last_step(low: int | float, high: int | float, step: int | float) -> int | float:
+    """The last number at or below `high` that steps from `low` reach, in decimal arithmetic."""
+    start, stride = Decimal(str(low)), Decimal(str(step))
+    last = start + (Decimal(str(high)) - start) // stride * stride
+    return int(last) if isinstance(low, int) and isinstance(high, int) else float(last)
 
 
 def draw(space: Mapping[str, Choice | Range], trials: int, seed: int) -> list[dict[str, Any]]:
@@ -106,30 +161,17 @@ def draw(space: Mapping[str, Choice | Range], trials: int, seed: int) -> list[di
 
     The axes are drawn in the order of their names, so that the order in the file does not matter.
     """
-    import optuna
+    from numpy.random import RandomState
 
-    quiet()
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    distributions = {key: space[key].distribution() for key in sorted(space)}
-    return [dict(study.ask(distributions).params) for _ in range(trials)]
-
-
-def quiet() -> None:
-    """Optuna logs every trial; the sweep's own progress says it once."""
-    import warnings
-
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")
+    generator = RandomState(seed)
+    return [{key: space[key].sample(generator) for key in sorted(space)} for _ in range(trials)]
 
 
 class RandomSection(Section):
     """Points drawn at once, independently, from `space`; the same seed draws the same points."""
 
     trials: PositiveInt
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     space: dict[str, Any]
 
 
@@ -154,13 +196,22 @@ class SearchSection(Section):
     metric: str
     direction: Literal["maximize", "minimize"]
     sampler: Literal["tpe", "random"] = "tpe"
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
     pruner: PrunerSection | None = None
     space: dict[str, Any]
 
 
+class MetricSection(Section):
+    """A column: where its value stands in the result, and how figures and sentences name it."""
+
+    path: str
+    label: str = ""
+    unit: str = ""
+    better: Literal["higher", "lower"] | None = None
+
+
 class CurveSection(Section):
-    """Dotted paths of two lists of equal length in the result, drawn as one curve a trial."""
+    """Dotted paths of two lists of equal length in the result, drawn as one curve per trial."""
 
     x: str
     y: str
@@ -178,7 +229,9 @@ class SweepSection(Section):
     random: RandomSection | None = None
     search: SearchSection | None = None
     repeat: PositiveInt | dict[str, Any] = 1
-    metrics: list[str] | dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    """How figures name an option or a config key; by default its last word."""
+    metrics: list[str] | dict[str, str | MetricSection] = Field(default_factory=dict)
     curve: CurveSection | None = None
     jobs: PositiveInt = 1
     timeout: PositiveFloat | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vitcli.commands.sweep.options import Command, canonical
 from vitcli.commands.sweep.space import (
     Choice,
     CurveSection,
+    MetricSection,
     PrunerSection,
     RandomSection,
     Range,
@@ -28,14 +30,20 @@ from vitcli.errors import VitcliError
 
 Value = Any
 """A YAML scalar, or a list of them for an option that takes several."""
+MOST_TRIALS = 100_000
+"""More are counted, not listed."""
+HIGHER, LOWER = frozenset({"accuracy", "acc"}), frozenset({"loss", "error"})
+"""Words in a metric's name that say which end is better."""
+MOST_CHECKED = 1000
+"""So many combinations of values are checked with each other; of more, each value once."""
 
 
 @dataclass(frozen=True)
 class Sweep:
     """A sweep that is known to make sense, every key under its one name.
 
-    `repeat` holds the seeds under the name of the seed option; `metrics` maps a column's name to a
-    dotted path into the result JSON.
+    `repeat` holds the seeds under the name of the seed option; `metrics` maps a column's name to
+    the dotted path into the result JSON and what figures and sentences say of it.
     """
 
     name: str
@@ -47,8 +55,9 @@ class Sweep:
     random: RandomSection | None
     search: SearchSection | None
     space: Mapping[str, Choice | Range]
-    repeat: Mapping[str, list[Value]]
-    metrics: Mapping[str, str]
+    repeat: Mapping[str, Sequence[Value]]
+    metrics: Mapping[str, MetricSection]
+    labels: Mapping[str, str]
     curve: CurveSection | None
     jobs: int
     timeout: float | None
@@ -67,7 +76,44 @@ class Sweep:
         if self.search is None:
             return next(iter(self.metrics), "")
         wanted = self.search.metric
-        return next(name for name, path in self.metrics.items() if wanted in (name, path))
+        return next(name for name, m in self.metrics.items() if wanted in (name, m.path))
+
+    @property
+    def size(self) -> int:
+        """How many combinations a grid has, seeds included; of a search, how many trials it draws.
+
+        Combinations that are equal are counted as often as they occur.
+        """
+        seeds = math.prod(map(len, self.repeat.values()))
+        if self.search:
+            return self.search.trials * seeds
+        rows = max(map(len, self.zip.values()), default=1)
+        drawn = self.random.trials if self.random else 1
+        return math.prod(map(len, self.grid.values())) * rows * drawn * seeds
+
+    @property
+    def shape(self) -> str:
+        """`lr 5 x norm 2 x seed 3`: where the size comes from."""
+        parts = [f"{key} {len(values)}" for key, values in self.grid.items()]
+        parts += [f"{', '.join(self.zip)} {len(next(iter(self.zip.values())))}"] if self.zip else []
+        parts += [f"{self.random.trials} draws"] if self.random else []
+        parts += [f"{key} {len(seeds)}" for key, seeds in self.repeat.items()]
+        return " x ".join(parts)
+
+    def notes(self) -> list[str]:
+        """What the file asks for that its space cannot give, in words."""
+        said = [
+            f"{key}: high {axis.written:g} is not a whole number of steps of {axis.step:g} from "
+            f"{axis.low:g}; the last value is {axis.high:g}"
+            for key, axis in self.space.items()
+            if isinstance(axis, Range) and axis.written is not None
+        ]
+        source = self.search or self.random
+        points = math.prod(axis.size for axis in self.space.values())
+        if source and source.trials > points:
+            text = f"{source.trials:,} draws from a space of {points:,} points: some repeat"
+            said.append(text)
+        return said
 
 
 def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) -> Sweep:
@@ -136,12 +182,20 @@ class _Reader:
             )  # fmt: skip
         if section.search and section.search.pruner:
             self._check_pruner(section.search.pruner, base)
+        if command and section.storage and not section.search:
+            raise self.fail(
+                ("storage",), "is for a search",
+                "leave it out: machines share a grid by its directory, --out on a shared disk",
+            )  # fmt: skip
         repeat = self._repeat(command)
         parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
         self._once({**parts, "repeat": repeat}, command.stands_for if command else {})
+        if command:
+            self._check_writes(command, {**parts, "repeat": repeat})
         metrics = self._metrics()
+        labels = {canonical(key): label for key, label in section.labels.items()}
         return Sweep(
-            name=section.name or Path(self.document.source).stem,
+            name=self._name(),
             question=section.question,
             command=section.command,
             base=base,
@@ -152,6 +206,7 @@ class _Reader:
             space=space,
             repeat=repeat,
             metrics=metrics,
+            labels=labels,
             curve=section.curve,
             jobs=section.jobs,
             timeout=section.timeout,
@@ -159,6 +214,35 @@ class _Reader:
             storage=section.storage,
             source=self.document.source,
         )
+
+    def _name(self) -> str:
+        """The name, which is also that of the directory below runs/."""
+        given = self.section.name
+        name = given or Path(self.document.source).stem
+        if name in (".", "..") or not name.isprintable() or set(name) & {"/", "\\"}:
+            text = f"is not the name of a directory (got {name!r})"
+            hint = "write one word; --out DIR chooses another place"
+            raise self.fail(("name",), text, hint)
+        if len(name) > 100:
+            raise self.fail(("name",), f"is too long ({len(name)} characters)", "at most 100")
+        return name
+
+    def _check_writes(self, command: Command, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse values that write outside the trial's directory: --out alone decides where."""
+        for part, values in parts.items():
+            for key in values.keys() & command.writes:
+                listed = values[key] if part in ("grid", "zip", "repeat") else [values[key]]
+                if isinstance(listed, Choice):
+                    listed = listed.values
+                for value in listed if isinstance(listed, list | tuple) else [listed]:
+                    place = str(value)
+                    outside = not place.startswith("{trial}/") or ".." in place.split("/")
+                    if value is not None and (outside or "\\" in place):
+                        raise self.fail(
+                            (*part.split("."), key),
+                            f"writes outside the trial's directory (got {place})",
+                            f'{key}: "{{trial}}/{key}…"',
+                        )
 
     def _check_pruner(self, pruner: PrunerSection, base: Mapping[str, Value]) -> None:
         if "{trial}" not in pruner.file:
@@ -203,7 +287,7 @@ class _Reader:
                 raise self.fail((part, key), f"expected a list of values, got {values!r}", hint)
         return lists
 
-    def _repeat(self, command: Command | None) -> dict[str, list[Value]]:
+    def _repeat(self, command: Command | None) -> dict[str, Sequence[Value]]:
         repeat = self.section.repeat
         if repeat == 1:
             return {}
@@ -214,7 +298,7 @@ class _Reader:
         ((key, seeds),) = repeat.items()
         self._known(("repeat", key), key, command)
         if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
-            seeds = list(range(seeds))
+            return {canonical(key): range(seeds)}
         if not isinstance(seeds, list) or not seeds:
             raise self.fail(("repeat", key), f"expected a count or a list, got {seeds!r}", "3")
         return {canonical(key): seeds}
@@ -238,15 +322,25 @@ class _Reader:
                 text = f"is also part of {above} in {seen[above]}"
                 raise self.fail((*part.split("."), key), text, "keep one of the two")
 
-    def _metrics(self) -> dict[str, str]:
-        metrics = self.section.metrics
-        if isinstance(metrics, list):
-            short = [path.rsplit(".", 1)[-1] for path in metrics]
+    def _metrics(self) -> dict[str, MetricSection]:
+        given = self.section.metrics
+        if isinstance(given, list):
+            short = [path.rsplit(".", 1)[-1] for path in given]
             clash = len(set(short)) < len(short)
-            metrics = {(p if clash else s): p for s, p in zip(short, metrics, strict=True)}
+            given = {(p if clash else s): p for s, p in zip(short, given, strict=True)}
+        metrics = {
+            name: MetricSection(path=metric) if isinstance(metric, str) else metric
+            for name, metric in given.items()
+        }
         search = self.section.search
-        if search and search.metric not in {*metrics, *metrics.values()}:
-            metrics = {search.metric.rsplit(".", 1)[-1]: search.metric, **metrics}
+        if search and search.metric not in {*metrics, *(m.path for m in metrics.values())}:
+            wanted = MetricSection(path=search.metric)
+            metrics = {search.metric.rsplit(".", 1)[-1]: wanted, **metrics}
+        for name, metric in metrics.items():
+            if metric.better is None:
+                words = set(name.lower().replace(".", "_").split("_"))
+                better = "higher" if words & HIGHER else "lower" if words & LOWER else None
+                metrics[name] = metric.model_copy(update={"better": better})
         return metrics
 
 
@@ -278,7 +372,17 @@ def expand(sweep: Sweep) -> list[Trial]:
 
     The seeds are the outermost loop, so that a sweep that is cut off has covered the whole space
     with the first seed. A `search` has none: Optuna draws its trials one after the other.
+
+    Raises:
+        VitcliError: more than MOST_TRIALS.
     """
+    known = sweep.size // (sweep.search.trials if sweep.search else 1)
+    if known > MOST_TRIALS:
+        raise VitcliError(
+            f"{sweep.source}: {known:,} trials ({sweep.shape}) are too many to list "
+            f"(at most {MOST_TRIALS:,})",
+            "draw some of them: `random: {trials: 100, space: …}`",
+        )
     if sweep.search:
         return []
     zipped = [
@@ -315,29 +419,47 @@ def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(sweep: Sweep, command: Command) -> None:
-    """Have the command's own parser read every value of every option before any trial is run.
+    """Have the command read every value of every option and config key before any trial is run.
+
+    Values are checked together as the trials combine them, seeds apart, up to MOST_CHECKED
+    combinations; after that each value once. Of a search's ranges both ends are checked.
 
     Raises:
         VitcliError: with the arguments it refuses.
     """
-    trials = expand(sweep)
-    if sweep.search:
-        trials = repeats(sweep, draw(sweep.space, 1, 0)[0])
     read: set[tuple[str, str]] = set()
-    for trial in trials:
-        values = {(key, repr(value)) for key, value in trial.params.items()}
-        if read and values <= read:
+    for index, params in enumerate(_to_check(sweep)):
+        values = {(key, repr(value)) for key, value in params.items()}
+        apart = {(key, repr(value)) for key, value in params.items() if key in sweep.repeat}
+        if read and values <= read and (index >= MOST_CHECKED or apart - _first(sweep)):
             continue
         read |= values
         shown = command.name
         try:
-            arguments = command.arguments(trial.params)
-            shown = " ".join(arguments)
-            command.check(arguments[1:])
+            shown = " ".join(command.arguments(params))
+            command.check(params)
         except VitcliError as error:
             raise VitcliError(
                 f"{sweep.source}: `vitcli {shown}`: {error.message}", error.hint
             ) from error
+
+
+def _first(sweep: Sweep) -> set[tuple[str, str]]:
+    return {(key, repr(seeds[0])) for key, seeds in sweep.repeat.items()}
+
+
+def _to_check(sweep: Sweep) -> Iterator[Mapping[str, Any]]:
+    """The trials; of a search, a point with each choice and each end of a range."""
+    trials = expand(sweep)
+    if not sweep.search:
+        yield from (trial.params for trial in trials)
+        return
+    first = {key: axis.ends()[0] for key, axis in sweep.space.items()}
+    for seed in _seeds(sweep):
+        yield {**sweep.base, **first, **seed}
+    for key, axis in sweep.space.items():
+        for value in axis.ends():
+            yield {**sweep.base, **first, **next(_seeds(sweep)), key: value}
 
 
 def _one_spelling(value: Any) -> Any:

@@ -1,84 +1,334 @@
-"""Which trial is next, agreed with every other process that runs the same sweep.
+"""A search: Optuna draws the points, and its storage says which process runs which of them.
 
-The study says who runs what. Claiming takes three steps under the directory's claim lock: hold the
-trial's own lock, move its entry in the study from WAITING to RUNNING (which one process alone can,
-whatever the storage), and write down which directory it runs in. So
+Claiming takes three steps under the directory's claim lock: hold the locks of the point's trials,
+move its entry in the study from WAITING to RUNNING (which one process alone can, whatever the
+storage), and write down which directory it runs in. So
 
-* a second process, on this machine or on another, cannot start a trial that is claimed;
-* a claim ends with its holder: a RUNNING trial of this directory whose lock is free was killed, and
-  one of another directory is dead when its heartbeat stops (database storages only);
+* a second process, on this machine or on another, cannot start a point that is claimed;
+* a claim ends with its holder: a RUNNING entry of this directory whose locks are free was killed,
+  and one of another directory is dead when its heartbeat stops (databases only);
 * results live in the trials' directories: an entry is finished only after result.json is in place,
   and a claim on a trial whose result is already there is finished without running it.
 
-An entry that failed without an `outcome` was given up and says nothing of its trial.
+An entry that failed without an `outcome` was given up and says nothing of its trial. The storage is
+a journal file beside the results, or a database of a kind that stores data and never objects.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
+import json
 import math
+import os
+import random
+import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
-from vitcli.commands.sweep.space import SearchSection
-from vitcli.commands.sweep.spec import Sweep, Trial, expand, repeats, trial_id
-from vitcli.commands.sweep.storage import GRACE_S, HEARTBEAT_S, open_storage, study_name, tell
-from vitcli.commands.sweep.trialdir import Results, TrialDir, lookup
-from vitcli.files import Lock
+from pydantic import FiniteFloat
+
+from vitcli.commands.sweep.result import SweepTrial
+from vitcli.commands.sweep.space import Choice, SearchSection
+from vitcli.commands.sweep.spec import Sweep, Trial, repeats, trial_id
+from vitcli.commands.sweep.trials import (
+    Claim,
+    Counts,
+    Planned,
+    Results,
+    TrialDir,
+    checked,
+    lookup,
+    masked_url,
+)
+from vitcli.errors import VitcliError
+from vitcli.files import Lock, lock
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.trial import FrozenTrial
-if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+HEARTBEAT_S = 15
+GRACE_S = 60
+"""A trial on another machine that has not been heard of for this long is taken for dead."""
+STORAGES = ("sqlite", "postgresql", "mysql", "mariadb")
+"""Databases that hold data alone; Redis, which Optuna also knows, holds pickles."""
+_ID = re.compile(r"[0-9a-f]{12}")
 
 
-@dataclass
-class Claim:
-    """Trials this process alone may run: one, or the seeds of one point of a search."""
+def queue(sweep: Sweep, results: Results, retry_failed: bool = False) -> Planned | Search:
+    """What gives out the trials of a sweep, one claim after the other.
 
-    id: str
-    number: int
-    key: int
-    """The storage's own key of the entry."""
-    trials: list[tuple[Trial, TrialDir, Lock]]
-    """Each with its directory and its lock."""
-    live: optuna.Trial | None = None
-    """The entry as a search reports to it."""
+    Raises:
+        VitcliError: a search without Optuna, or a storage that cannot be opened.
+    """
+    kind = Search if sweep.search else Planned
+    return kind(sweep, results, retry_failed)
+
+
+def check_search(sweep: Sweep) -> None:
+    """Refuse, before anything is made, a search that cannot run.
+
+    Raises:
+        VitcliError: Optuna is not installed, or the storage is of another kind.
+    """
+    if sweep.search and importlib.util.find_spec("optuna") is None:
+        raise VitcliError(
+            "search: needs Optuna, which is not installed", "pip install 'vitcli[search]'"
+        )
+    if sweep.storage:
+        check_storage(sweep.storage)
+
+
+def check_storage(url: str) -> str:
+    """The kind of a storage.
+
+    Raises:
+        VitcliError: not one of STORAGES.
+    """
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    if scheme not in STORAGES:
+        raise VitcliError(
+            f"storage {masked_url(url)}: vitcli does not support this kind (got "
+            f"{scheme or 'no URL'}, expected {', '.join(STORAGES)})",
+            "name a database, e.g. --storage sqlite:///shared.db, or none for a journal file",
+        )
+    return scheme
+
+
+class JournalLock:
+    """The journal's lock, which a killed process cannot leave behind.
+
+    Optuna's own lock is a file that outlives its maker and is broken after half a minute. This one
+    also cuts off the half line of a writer that was killed, which would spoil the line after it.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._lock: Lock | None = None
+
+    def acquire(self) -> bool:
+        self._lock = lock(self._journal.with_name(self._journal.name + ".lock"))
+        cut_torn_line(self._journal)
+        return True
 
     def release(self) -> None:
-        for _, _, lock in self.trials:
-            lock.close()
-        self.trials = []
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end > 0:
+            start = max(0, end - 4096)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def open_storage(url: str | None, journal: Path, *, reading: bool = False) -> BaseStorage:
+    """The storage of a search.
+
+    Args:
+        reading: make no tables, for a report.
+
+    Raises:
+        VitcliError: a URL that Optuna cannot open, or a journal that it cannot read.
+    """
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    quiet()
+    if url is None:
+        guard: Any = JournalLock(journal)
+        with _journal_errors(journal):
+            return JournalStorage(JournalFileBackend(str(journal), lock_obj=guard))
+    check_storage(url)
+    for wait_s in (0.3, 1.0, None):
+        try:
+            return _open_database(url, reading)
+        except Exception as error:  # whatever the driver of that database raises
+            # Two machines that make the same new tables at once get in each other's way.
+            if wait_s is not None and not isinstance(error, ImportError):
+                time.sleep(wait_s * (1 + random.random()))
+                continue
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            for secret in {urlsplit(url).password or "", unquote(urlsplit(url).password or "")}:
+                reason = reason.replace(secret, "***") if secret else reason
+            raise VitcliError(
+                f"storage {masked_url(url)}: {reason.replace(url, masked_url(url))}",
+                "check the URL, the database and its driver, or leave --storage out",
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def _open_database(url: str, reading: bool) -> BaseStorage:
+    import optuna
+    from optuna.storages import RDBStorage
+
+    database = RDBStorage(
+        url,
+        heartbeat_interval=HEARTBEAT_S,
+        grace_period=GRACE_S,
+        skip_table_creation=reading,
+    )
+    return optuna.storages.get_storage(database)
+
+
+@contextlib.contextmanager
+def _journal_errors(journal: Path) -> Iterator[None]:
+    """What Optuna raises on a journal that something else has written, as one line."""
+    try:
+        yield
+    except (VitcliError, OSError):
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise VitcliError(
+            f"{journal}: is damaged ({type(error).__name__}: {reason})",
+            f"remove {journal}; finished trials are read from their directories",
+        ) from error
+
+
+def quiet() -> None:
+    """Optuna logs every trial; the sweep's own progress says it once."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed")
+
+
+def study_name(sweep: Sweep) -> str:
+    """The sweep's name, and what makes the values of two searches comparable."""
+    search = sweep.search
+    assert search
+    axes = {
+        key: list(axis.values) if isinstance(axis, Choice) else "range"
+        for key, axis in sweep.space.items()
+    }
+    repeat = {key: list(seeds) for key, seeds in sweep.repeat.items()}
+    same = [sweep.command, dict(sweep.base), repeat, axes]
+    text = json.dumps([*same, search.metric, search.direction], sort_keys=True)
+    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def tell(sweep: Sweep, trial: Trial, place: TrialDir, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry of the study keeps of a finished trial, for reports on other machines."""
+    status, config = place.status(), place.config()
+    return {
+        "params": dict(trial.params),
+        "metrics": {name: lookup(result, metric.path) for name, metric in sweep.metrics.items()},
+        "wall_s": status.wall_s,
+        "attempts": status.attempts,
+        "host": status.host,
+        "threads": status.threads,
+        "command": config.run if config else "",
+        "cwd": config.cwd if config else "",
+    }
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Trials of a sweep by how they stand."""
+class Told:
+    """What `tell` wrote, read back."""
 
-    done: int
-    running: int
-    failed: int
-    pruned: int
-    total: int
+    params: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    wall_s: FiniteFloat | None = None
+    attempts: int = 0
+    host: str = ""
+    threads: int | None = None
+    command: str = ""
+    cwd: str = ""
 
-    @property
-    def left(self) -> int:
-        return max(0, self.total - self.done - self.failed - self.pruned)
+
+def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
+    """Trials in the study that another directory holds: what their entries tell, by trial id.
+
+    Raises:
+        VitcliError: the storage cannot be read, or holds what no sweep has written.
+    """
+    import optuna
+
+    assert sweep.storage
+    storage = open_storage(sweep.storage, results.journal, reading=True)
+    try:
+        study = optuna.load_study(study_name=study_name(sweep), storage=storage)
+        entries = study.get_trials(deepcopy=False)
+    except KeyError:
+        return {}
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        text = f"storage {masked_url(sweep.storage)}: is not that of a sweep ({reason})"
+        raise VitcliError(text, "check the URL") from error
+    found: dict[str, SweepTrial] = {}
+    for entry in entries:
+        attributes = entry.user_attrs
+        state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
+        if entry.state.name == "FAIL" and "outcome" in attributes:
+            state = "failed"
+        known = attributes.get("told", [])
+        for index, id in enumerate(_ids(entry) if state else []):
+            told = known[index] if isinstance(known, list) and index < len(known) else {}
+            of = checked(Told, Path(masked_url(sweep.storage)), told, "name another --storage")
+            found[id] = SweepTrial(
+                id=id,
+                state=state or "",
+                params=of.params or attributes.get("params", {}),
+                metrics=of.metrics,
+                wall_s=of.wall_s,
+                attempts=of.attempts,
+                error=str(attributes.get("error", "")),
+                command=of.command,
+                cwd=of.cwd,
+                directory="",
+                host=of.host,
+                threads=of.threads,
+            )
+    return found
+
+
+def _ids(entry: FrozenTrial) -> list[str]:
+    """The ids of an entry's trials.
+
+    Raises:
+        VitcliError: they are not ids; they name directories.
+    """
+    ids = entry.user_attrs.get("trials", [])
+    if not isinstance(ids, list) or not all(isinstance(i, str) and _ID.fullmatch(i) for i in ids):
+        raise VitcliError(
+            f"study, trial {entry.number}: trials: is not a list of trial ids (got {ids!r})",
+            "name another --out or --storage: something else has written to this one",
+        )
+    return ids
 
 
 @dataclass
-class Study:
-    """The study of one sweep, as this process sees it."""
+class Search:
+    """The study of one search, as this process sees it."""
 
     sweep: Sweep
     results: Results
     retry_failed: bool = False
-    planned: list[Trial] = field(init=False)
     _given_up: set[str] = field(init=False, default_factory=set)
     """Trials that something killed while this process ran them: for the next call to try."""
 
@@ -86,16 +336,17 @@ class Study:
         import optuna
 
         self._states = optuna.trial.TrialState
-        self.planned = expand(self.sweep)
+        search = self.sweep.search
+        assert search
+        self._search = search
         self._place = self.results.id
         self._local = self.sweep.storage is None
         self._storage = open_storage(self.sweep.storage, self.results.journal)
-        search = self.sweep.search
-        with self.results.claiming():
+        with self.results.claiming(), self._errors():
             self._study = optuna.create_study(
                 storage=self._storage,
                 study_name=study_name(self.sweep),
-                direction=search.direction if search else "minimize",
+                direction=search.direction,
                 sampler=make_sampler(search, 0),
                 pruner=make_pruner(search),
                 load_if_exists=True,
@@ -103,25 +354,30 @@ class Study:
             self._void = {t.number for t in self._entries() if self._outdated(t)}
         self._beat_at = 0.0
 
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        with _journal_errors(self.results.journal) if self._local else contextlib.nullcontext():
+            yield
+
     def claim(self) -> Claim | None:
-        """The next trial for this process, or None where all are finished or claimed."""
+        """The next point for this process, or None where all are finished or claimed."""
         import optuna
 
-        with self.results.claiming():
+        with self.results.claiming(), self._errors():
             optuna.storages.fail_stale_trials(self._study)
             self._bury_dead()
-            return self._claim_drawn() if self.sweep.search else self._claim_planned()
+            return self._claim_drawn()
 
     def finish(self, claim: Claim, results: Sequence[Mapping[str, Any]]) -> str:
         """Enter a claim whose trials are all done; says why where there is no value to enter."""
-        path = self.sweep.metrics.get(self.sweep.objective, "")
-        values = [lookup(result, path) if path else None for result in results]
+        path = self.sweep.metrics[self.sweep.objective].path
+        values = [lookup(result, path) for result in results]
         numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
-        if self.sweep.search and len(numbers) < len(values):
+        if len(numbers) < len(values):
             error = f"the result has no number at {path}"
             self.fail(claim, error)
             return error
-        value = statistics.fmean(numbers) if numbers else 0.0
+        value = statistics.fmean(numbers)
         if not self._local:  # a report on another machine has nothing else to read
             ended = zip(claim.trials, results, strict=True)
             told = [tell(self.sweep, trial, place, result) for (trial, place, _), result in ended]
@@ -147,20 +403,14 @@ class Study:
         self._end(claim, self._states.FAIL, None)
 
     def counts(self) -> Counts:
-        """How the whole sweep stands, on every machine; of a search, in points."""
-        search = self.sweep.search
-        known = self._meanings()
-        if search:
-            entries = [entry for id, same in known.items() if id for entry in same]
-        else:
-            entries = [known[trial.id][-1] for trial in self.planned if trial.id in known]
-        states = [entry.state for entry in entries]
+        """How the whole search stands, on every machine, in points."""
+        states = [entry.state for id, same in self._meanings().items() if id for entry in same]
         return Counts(
             done=states.count(self._states.COMPLETE),
             running=states.count(self._states.RUNNING),
             failed=states.count(self._states.FAIL),
             pruned=states.count(self._states.PRUNED),
-            total=search.trials if search else len(self.planned),
+            total=self._search.trials,
         )
 
     def beat(self, claims: Sequence[Claim]) -> None:
@@ -178,7 +428,8 @@ class Study:
     # -- the entries -------------------------------------------------------------------------
 
     def _entries(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+        with self._errors():
+            return self._study.get_trials(deepcopy=False)
 
     def _outdated(self, entry: FrozenTrial) -> bool:
         """Finished entries that this call does not accept: lost results, failures to retry."""
@@ -187,8 +438,7 @@ class Study:
         ours = entry.user_attrs.get("results") == self._place
         if entry.state != self._states.COMPLETE or not ours:
             return False
-        ids = entry.user_attrs.get("trials", [])
-        return any(self.results.trial(id).result() is None for id in ids)
+        return not all(self.results.trial(id).has_result() for id in _ids(entry))
 
     def _says_nothing(self, entry: FrozenTrial) -> bool:
         given_up = entry.state == self._states.FAIL and "outcome" not in entry.user_attrs
@@ -203,8 +453,7 @@ class Study:
     def _is_dead(self, entry: FrozenTrial) -> bool:
         place = entry.user_attrs.get("results")
         if place == self._place:
-            ids = entry.user_attrs["trials"]
-            return not any(self.results.trial(id).is_held() for id in ids)
+            return not any(self.results.trial(id).is_held() for id in _ids(entry))
         if place is None and self._local:  # the claim lock is ours: nobody else is claiming
             return True
         started = entry.datetime_start
@@ -220,25 +469,10 @@ class Study:
 
     # -- claiming ----------------------------------------------------------------------------
 
-    def _claim_planned(self) -> Claim | None:
-        known = self._meanings()
-        missing = [t for t in self.planned if t.id not in known and t.id not in self._given_up]
-        for trial in missing:
-            self._study.enqueue_trial({}, user_attrs={"id": trial.id, "params": dict(trial.params)})
-        if missing:
-            known = self._meanings()  # another machine may have entered the same: the oldest counts
-        for trial in self.planned:
-            entries = known.get(trial.id, [])
-            free = entries and all(e.state == self._states.WAITING for e in entries)
-            if free and (claim := self._take(entries[0], [trial])):
-                return claim
-        return None
-
     def _claim_drawn(self) -> Claim | None:
         import optuna
 
-        search = self.sweep.search
-        assert search
+        search = self._search
         known = self._meanings()
         room = search.trials - sum(map(len, known.values()))
         for entry in self._entries():  # points whose claim came to nothing wait for another
@@ -273,11 +507,11 @@ class Study:
         self,
         entry: FrozenTrial,
         trials: Sequence[Trial],
-        id: str | None = None,
-        live: optuna.Trial | None = None,
+        id: str,
+        live: optuna.Trial,
     ) -> Claim | None:
         """Hold the trials' locks and mark the entry as running here; None if another was first."""
-        claim = Claim(id or trials[0].id, entry.number, entry._trial_id, [], live)
+        claim = Claim(id, [], entry.number, entry._trial_id, live)
         for trial in trials:
             place = self.results.trial(trial.id)
             lock = place.try_lock()
@@ -295,9 +529,12 @@ class Study:
         self._beat(claim)  # before it says whose it is: from then on silence is death
         self._attribute(claim, "trials", [trial.id for trial in trials])
         self._attribute(claim, "results", self._place)
-        if live:
-            self._attribute(claim, "params", dict(trials[0].params))
-            self._attribute(claim, "id", claim.id)
+        self._attribute(claim, "params", dict(trials[0].params))
+        self._attribute(claim, "id", claim.id)
+        if "fixed_params" not in entry.system_attrs:  # drawn now, not a point that is tried again
+            first = claim.trials[0][1]
+            status = first.as_left()
+            first.write_status(replace(status, drawn=status.drawn + 1))
         return claim
 
     def _attribute(self, claim: Claim, name: str, value: Any) -> None:

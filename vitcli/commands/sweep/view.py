@@ -5,24 +5,40 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.commands.sweep.result import Spread, SweepGroup, SweepPlan, SweepReport, SweepTrial
+from vitcli.commands.sweep.result import (
+    Comparison,
+    Spread,
+    SweepGroup,
+    SweepPlan,
+    SweepReport,
+    SweepTrial,
+)
 from vitcli.ui.console import duration, note, plural, progress, stream, table
 
 if TYPE_CHECKING:
-    from vitcli.commands.sweep.analysis import Event
+    from vitcli.commands.sweep.runner import Event
 
 SHORT_ID = 6
+MOST_LINES = 12
+"""Of compared pairs; the JSON has all."""
 
 
-def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
-    """What was asked, the table of groups or of trials, and how many trials stand how."""
+def tables(
+    report: SweepReport, each: bool = False, metric: str | None = None
+) -> Iterator[str | Table]:
+    """What was asked, the table of groups or of trials, how many stand how, and what differs.
+
+    Args:
+        each: a row per trial, not per group.
+        metric: whose levels are compared; the first that has numbers by default.
+    """
     yield f"[bold]{escape(report.name)}[/]  vitcli {escape(report.command)}"
     if report.question:
         yield escape(report.question)
@@ -34,10 +50,75 @@ def tables(report: SweepReport, each: bool = False) -> Iterator[str | Table]:
         yield f"[red]{trial.state}[/] {trial.id[:SHORT_ID]}: {escape(trial.error)}"
     if len(errors) > 5:
         yield f"and {len(errors) - 5} more"
+    yield from _comparison_lines(report, metric)
     if report.objective and (best := _best(report)):
         ids = " ".join(trial.id[:SHORT_ID] for trial in best)
         yield f"best ({escape(report.objective)}): {ids}"
         yield f"run: {escape(reproducing(best[0]))}"
+
+
+def _comparison_lines(report: SweepReport, metric: str | None) -> Iterator[str]:
+    """The pairs of levels of one metric in words, those that differ first."""
+    wanted = metric or next((c.metric for c in report.comparisons), "")
+    found = [c for c in report.comparisons if c.metric == wanted]
+    if not found:
+        return
+    ranked = sorted(found, key=lambda c: (c.p_holm is not None, c.p_holm or 0.0))
+    yield f"[bold]{_heading(wanted)}[/], pairs of levels (difference, 95% interval, Holm's p):"
+    for comparison in ranked[:MOST_LINES]:
+        yield "  " + escape(comparison_text(comparison, report.better, report.power_for))
+    if len(ranked) > MOST_LINES:
+        yield f"  and {len(ranked) - MOST_LINES} more pairs; --json lists all"
+
+
+def comparison_text(
+    c: Comparison, better: Mapping[str, str] | None = None, power_for: float | None = None
+) -> str:
+    """`norm pre is better than norm post by 0.03 [0.01, 0.05], 8 seeds, p 0.002`."""
+    first, second = _level(c.a), _level(c.b)
+    low, high, difference = c.low, c.high, c.difference
+    if difference < 0:
+        first, second, low, high, difference = second, first, -high, -low, -difference
+    at = f" ({', '.join(f'{_last(k)} {text(v)}' for k, v in c.at.items())})" if c.at else ""
+    count = plural(c.n, "pair" if c.paired else "trial") + ("" if c.paired else " each")
+    digits = _digits(high - low, difference)
+    if c.p_holm is None:
+        if difference == 0:
+            return f"{first} and {second} are equal in every trial{at}, {count}"
+        return f"{first} is above {second} by {difference:.4g} in every trial{at}, {count}"
+    interval = f"[{low:.{digits}f}, {high:.{digits}f}]"
+    p = f"p {c.p_holm:.2g}" if c.p_holm >= 1e-4 else "p < 0.0001"
+    if c.p_holm < 0.05:
+        side = (better or {}).get(c.metric)
+        word = {"higher": "better than", "lower": "worse than"}.get(side or "", "above")
+        said = f"{first} is {word} {second} by {difference:.{digits}f} {interval}{at}, {count}, {p}"
+    else:
+        excluded = max(abs(low), abs(high))
+        said = (
+            f"{first} and {second} cannot be told apart{at}; a difference above "
+            f"{excluded:.{digits}f} is excluded ({difference:.{digits}f} {interval}, {count}, {p})"
+        )
+    if power_for is not None:
+        needed = f"{c.seeds_needed:,}" if c.seeds_needed else "more than a million"
+        said += f"; {needed} seeds would settle {power_for:g}"
+    return said
+
+
+def _level(level: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_last(key)} {text(value)}" for key, value in level.items())
+
+
+def _digits(width: float, difference: float) -> int:
+    """Digits after the point that show two of the interval's width."""
+    size = width if width > 0 else abs(difference)
+    return max(0, min(8, 1 - math.floor(math.log10(size)))) if size > 0 else 2
+
+
+def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -> Any:
+    """The figure that suits the space; see `vitcli.commands.sweep.figure`."""
+    from vitcli.commands.sweep import figure as drawing
+
+    return drawing.figure(report, metric, kind)
 
 
 def trial_tables(trial: SweepTrial) -> Iterator[str]:
@@ -66,6 +147,10 @@ def reproducing(trial: SweepTrial) -> str:
 def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
     """The trials that a run would go through."""
     yield f"[bold]{escape(plan.name)}[/]"
+    for said in plan.notes:
+        yield escape(said)
+    if plan.total > len(plan.trials):
+        yield f"{plan.total:,} trials ({escape(plan.shape)}): too many to list or to run"
     if plan.trials:
         grid = table()
         grid.add_column("trial", no_wrap=True)
@@ -84,8 +169,9 @@ def _group_table(report: SweepReport) -> Table:
     """With as much beside the metrics as the terminal has room for."""
     console = stream()
     options = console.options.update(max_width=10_000)
+    holes = ("not done",) if any(group.incomplete for group in report.groups) else ()
     grid = table()
-    for facts in (("n", "time", "trials"), ("n", "time"), ("n",)):
+    for facts in (("n", *holes, "time", "trials"), ("n", *holes, "time"), ("n", *holes)):
         grid = _groups_with(report, facts)
         if console.measure(grid, options=options).maximum <= console.width:
             break
@@ -102,17 +188,25 @@ def _groups_with(report: SweepReport, facts: Sequence[str]) -> Table:
         last = fact == "trials"
         grid.add_column(fact, justify="left" if last else "right", no_wrap=not last)
     for group in report.groups:
-        told = {
+        facts_of = {
             "n": str(len(group.trials)),
+            "not done": without_number(group),
             "time": "" if group.wall_s is None else duration(group.wall_s),
             "trials": " ".join(id[:SHORT_ID] for id in group.trials),
         }
         grid.add_row(
             *(escape(text(value)) for value in group.params.values()),
             *(escape(_cell(group, name)) for name in report.metrics),
-            *(told[fact] for fact in facts),
+            *(facts_of[fact] for fact in facts),
         )
     return grid
+
+
+def without_number(group: SweepGroup) -> str:
+    """`1 diverged, 2 failed`: the trials that a mean of the group leaves out."""
+    words = [f"{group.diverged} diverged"] if group.diverged else []
+    words += [f"{n} {state}" for state, n in sorted(group.states.items()) if state != "done"]
+    return ", ".join(words)
 
 
 def _trial_table(report: SweepReport) -> Table:
@@ -138,12 +232,18 @@ def _trial_table(report: SweepReport) -> Table:
 
 def _heading(key: str) -> str:
     """The last word of a dotted key: the whole is in the file and in the JSON."""
-    return escape(key.rsplit(".", 1)[-1])
+    return escape(_last(key))
+
+
+def _last(key: str) -> str:
+    return key.rsplit(".", 1)[-1]
 
 
 def _cell(group: SweepGroup, name: str) -> str:
     if name in group.metrics:
-        return spread_text(group.metrics[name])
+        spread, total = group.metrics[name], sum(group.states.values())
+        part = f" ({spread.n} of {total})" if spread.n < total else ""
+        return spread_text(spread) + part
     return ", ".join(f"{word} {count}" for word, count in group.words.get(name, {}).items())
 
 
@@ -188,7 +288,9 @@ def _summary(report: SweepReport) -> str:
     spent = sum(t.wall_s for t in report.trials if t.wall_s is not None)
     words = [f"{report.states.get('done', 0)} of {total} trials done", *others]
     shown = "" if len(report.trials) == total else f"; {len(report.trials)} shown"
-    return f"{', '.join(words)}; {duration(spent)} of trials{shown}"
+    few = report.distinct < report.drawn
+    drawn = f"; {report.distinct} distinct points of {report.drawn} drawn" if few else ""
+    return f"{', '.join(words)}; {duration(spent)} of trials{shown}{drawn}"
 
 
 def _best(report: SweepReport) -> list[SweepTrial]:
