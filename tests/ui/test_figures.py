@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_rgb
 
 from vitcli.commands.encode import view as encode
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.commands.params.analysis import params
 from vitcli.commands.params.result import COMPONENTS, OTHER
-from vitcli.commands.params.view import component_colors
+from vitcli.commands.params.view import component_fills
 from vitcli.commands.params.view import figure as params_figure
 from vitcli.commands.train import view as train
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
@@ -47,16 +48,16 @@ def test_lines_without_a_legend_are_counted(images: int, told: bool) -> None:
 
 
 def test_every_component_has_its_own_color_in_every_figure() -> None:
-    colors = component_colors()
-    assert list(colors) == [*COMPONENTS, OTHER]
-    assert len(set(colors.values())) == len(colors)
+    fills = component_fills()
+    assert list(fills) == [*COMPONENTS, OTHER, "other"]
+    assert len({(how["color"], how.get("hatch")) for how in fills.values()}) == len(fills)
     for preset in ("vit-ti16", "clip-b16"):
         drawing = params_figure(params(preset))
         bars = {
             container.get_label(): container.patches[0].get_facecolor()[:3]
             for container in drawing.axes[0].containers
         }
-        assert bars["FFN"] == pytest.approx(colors["FFN"])
+        assert bars["FFN"] == pytest.approx(to_rgb(fills["FFN"]["color"]))
 
 
 def trained(steps: int) -> TrainResult:

@@ -58,10 +58,6 @@ class Output:
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-PlotOption = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw a figure (.png, .svg, .pdf)."),
-]
 EveryOption = Annotated[
     int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
 ]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw
+from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
     EveryOption,
     Output,
-    PlotOption,
     grouped,
 )
 from vitcli.ui.tables import show
@@ -80,7 +79,7 @@ def attn_entropy(
     ] = False,
     background: BackgroundOption = "white",
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
 ) -> None:
     """How sharp or smooth is attention, by layer and head, and where does it look?
 
@@ -154,7 +153,7 @@ def attn_entropy(
         from vitcli.ui.console import plural
 
         what = f"{plural(len(maps.sheets), 'sheet')} of maps"
-        draw(overlay_figure(maps.sheets, maps.pictures), overlay, what)
+        draw(overlay_figure(maps.sheets, maps.pictures), plot.at(overlay), what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets did not fit")
     if output.form != "table" or result.models:

@@ -11,12 +11,11 @@ import typer
 from vitcli.config.load import nearest, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw
+from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
     Output,
-    PlotOption,
     SharedModelOptions,
     grouped,
     split_source,
@@ -74,7 +73,7 @@ def compare(
     every: EveryOption = 1,
     background: BackgroundOption = "white",
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
 ) -> None:
     """Compare two encoders, or two sources of one, layer by layer: where do they first differ?
 

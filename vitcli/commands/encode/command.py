@@ -13,14 +13,13 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
-from vitcli.ui.figures import draw
+from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
     EveryOption,
     ModelOptions,
     Output,
-    PlotOption,
     PrintConfigOption,
     grouped,
     known_engine,
@@ -83,7 +82,7 @@ def encode(
         ),
     ] = None,
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
     """What an encoder makes of images, layer by layer.
@@ -164,7 +163,7 @@ def encode(
         from vitcli.commands.encode.view import map_figure
 
         what = f"the features of {plural(len(features.pictures), 'image')}"
-        draw(map_figure(features.sheets(), features.pictures), map_file, what)
+        draw(map_figure(features.sheets(), features.pictures), plot.at(map_file), what)
         if features.left_out:
             note(f"{features.left_out} more images are in the fit only")
     if plot and result.images:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vitcli.ui.figures import draw
-from vitcli.ui.options import Output, PlotOption, grouped
+from vitcli.ui.figures import Plot, draw
+from vitcli.ui.options import Output, grouped
 from vitcli.ui.tables import show
 
 
@@ -26,7 +26,7 @@ def neighbors(
     ] = "auto",
     *,
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
 ) -> None:
     """The images nearest to one, by cosine: whether the vectors make sense, at a glance.
 

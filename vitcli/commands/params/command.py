@@ -8,11 +8,10 @@ from vitcli.config.load import load_config
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw
+from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     EncodersOptions,
     Output,
-    PlotOption,
     PrintConfigOption,
     Without,
     grouped,
@@ -26,7 +25,7 @@ def params(
     *,
     models: Annotated[EncodersOptions, Without(("seed", "device", "pos_resize"))],
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Where an encoder's parameters, operations and bytes are.

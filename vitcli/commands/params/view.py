@@ -20,6 +20,7 @@ from vitcli.commands.params.result import (
     ParamsResult,
 )
 from vitcli.ui.console import exact, percent, short, table
+from vitcli.ui.style import POINTS, fill, merge_small, new_figure, styled
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""
@@ -205,40 +206,57 @@ def _rows(
     ]
 
 
+@styled
 def figure(result: ParamsResult) -> Any:
-    """Two panels, parameters and operations: a bar a model, stacked by component."""
-    from matplotlib.figure import Figure
+    """Two panels, parameters and operations: a bar per model, stacked by component.
 
+    Components below 1% are one segment, `other`; segments carry their share, bars their total.
+    """
     models = result.models
-    present = _present([c.name for c in models[0].components], models)
-    colors = component_colors()
-    drawing = Figure(figsize=(10, 1.8 + 0.5 * len(models)), layout="constrained")
+    drawing = new_figure(1.3 + 0.38 * len(models))
     panels = drawing.subplots(1, 2, sharey=True)
+    fills = component_fills()
+    named: dict[str, Any] = {}
     for axes, (field, unit, title) in zip(
         panels,
         [("parameters", 1e6, "parameters (millions)"), ("macs", 1e9, "MACs per image (billions)")],
         strict=True,
     ):
-        left = [0.0] * len(models)
-        for index, name in enumerate(c.name for c in models[0].components):
-            values = [getattr(model.components[index], field) / unit for model in models]
-            if name in present:
-                axes.barh(range(len(models)), values, left=left, color=colors[name], label=name)
-            left = [start + value for start, value in zip(left, values, strict=True)]
-        axes.set_title(title, fontsize=10)
-        axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(
-        range(len(models)), [f"{m.name}\n{size(m.image_size)}" for m in models], fontsize=8
-    )
-    panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
+        totals = [sum(getattr(c, field) for c in model.components) / unit for model in models]
+        for row, (model, total) in enumerate(zip(models, totals, strict=True)):
+            parts = [(c.name, getattr(c, field) / unit) for c in model.components]
+            left = 0.0
+            for name, value in merge_small(parts):
+                bars = axes.barh(row, value, left=left, label=name, linewidth=0, **fills[name])
+                named.setdefault(name, bars)
+                if value >= 0.07 * max(totals):  # else there is no room for the figure
+                    axes.text(
+                        left + value / 2,
+                        row,
+                        f"{value / total:.0%}",
+                        ha="center",
+                        va="center",
+                        fontsize=POINTS - 2,
+                        bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+                    )
+                left += value
+            axes.text(left, row, f" {total:.4g}", va="center", fontsize=POINTS - 1)
+        axes.set_xlabel(title)
+        axes.set_xlim(0, 1.15 * max(totals))
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+    panels[0].set_yticks(range(len(models)), [f"{m.name}\n{size(m.image_size)}" for m in models])
+    panels[0].set_ylim(len(models) - 0.5, -0.5)
+    names = [name for name in fills if name in named]
+    handles = [named[name] for name in names]
+    drawing.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
     return drawing
 
 
-def component_colors() -> dict[str, tuple[float, float, float]]:
-    """A color for each component of an encoder, the same in every figure."""
-    from matplotlib import colormaps
-
-    colors = colormaps["tab20"].colors  # type: ignore[attr-defined]
-    return dict(zip((*COMPONENTS, OTHER), colors, strict=False))
+def component_fills() -> dict[str, dict[str, Any]]:
+    """Color and hatch of each component of an encoder, the same in every figure."""
+    plain = ("qkv", "FFN", "output projection", "attention products", "patch embedding", "norms")
+    names = (*plain, *(name for name in COMPONENTS if name not in plain))
+    fills = {name: fill(index + (index > 5)) for index, name in enumerate(names)}  # no plain black
+    rest = {OTHER: {"color": "0.5", "hatch": "....", "edgecolor": "white"}}
+    return {name: fills[name] for name in COMPONENTS} | rest | {"other": {"color": "0.75"}}

@@ -9,8 +9,8 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw
-from vitcli.ui.options import ModelOptions, Output, PlotOption, PrintConfigOption, grouped
+from vitcli.ui.figures import Plot, draw
+from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, grouped
 from vitcli.ui.tables import show
 
 BATCHES = (1, 8, 64)
@@ -73,7 +73,7 @@ def profile(
         ),
     ] = None,
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Where an encoder's time goes, against what this machine can do.

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
 from vitcli.ui.console import plural, table
+from vitcli.ui.style import POINTS, caption, merge_small, new_figure, series, styled
 
 
 def seconds(value: float) -> str:
@@ -151,49 +152,67 @@ def _operators(run: ProfileRun) -> Table:
     return grid
 
 
+@styled
 def figure(result: ProfileResult) -> Any:
-    """Shares of the components per batch, and throughput against batch, one line an engine."""
-    from matplotlib.figure import Figure
+    """Shares of the components per batch, and throughput against batch, one line per engine."""
+    from vitcli.commands.params.view import component_fills
 
-    from vitcli.commands.params.view import component_colors
-
-    drawing = Figure(figsize=(10, 4), layout="constrained")
-    shares, speed = drawing.subplots(1, 2)
+    drawing = new_figure(2.9)
+    shares, speed = drawing.subplots(1, 2, gridspec_kw={"width_ratios": [1.2, 1]})
+    fills = component_fills()
     runs = [run for run in result.runs if run.components]
-    bottoms = [0.0] * len(runs)
-    names = dict.fromkeys(part.name for run in runs for part in run.components)
-    colors = component_colors()
-    for name in names:
-        heights = [
-            next((part.share for part in run.components if part.name == name), 0.0) for run in runs
-        ]
-        batches = [str(run.batch) for run in runs]
-        shares.bar(batches, heights, bottom=bottoms, label=name, color=colors[name])
-        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
-    shares.set(title="share of the time (eager)", xlabel="batch", ylim=(0, 1))
+    named: dict[str, Any] = {}
+    for column, run in enumerate(runs):
+        bottom = 0.0
+        for name, share in merge_small([(c.name, c.share) for c in run.components]):
+            bars = shares.bar(column, share, bottom=bottom, linewidth=0, **fills[name])
+            named.setdefault(name, bars)
+            if share >= 0.05:
+                shares.text(
+                    column,
+                    bottom + share / 2,
+                    f"{share:.0%}",
+                    ha="center",
+                    va="center",
+                    fontsize=POINTS - 2,
+                    bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+                )
+            bottom += share
+    shares.set(ylabel="share of a step's time (eager)", xlabel="batch (images)", ylim=(0, 1))
+    shares.set_xticks(range(len(runs)), [str(run.batch) for run in runs])
     if runs:
-        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-        shares.legend(fontsize=7, reverse=True, **place)  # as the bars are stacked
+        names = [name for name in reversed(fills) if name in named]  # as the bars are stacked
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False}
+        shares.legend([named[name] for name in names], names, **place)
     else:
-        shares.text(0.5, 0.5, "components are of the eager engine", ha="center")
-    for engine in dict.fromkeys(run.engine for run in result.runs):
-        points = [
-            (run.batch, run.images_per_s)
-            for run in result.runs
-            if run.engine == engine and run.images_per_s
+        shares.text(0.5, 0.5, "only the eager engine\nhas components", ha="center", va="center")
+    fastest = 0.0
+    for index, engine in enumerate(dict.fromkeys(run.engine for run in result.runs)):
+        timed = [r for r in result.runs if r.engine == engine and r.images_per_s and r.wall_s]
+        if not timed:
+            continue
+        timed.sort(key=lambda run: run.batch)
+        batches = [run.batch for run in timed]
+        middle = [run.images_per_s or 0.0 for run in timed]
+        # The slow tenth of the steps is the lower end of the rate.
+        low = [run.batch / run.wall_s.p90 for run in timed if run.wall_s]
+        high = [run.batch / run.wall_s.p10 for run in timed if run.wall_s]
+        spread = [
+            [max(m - end, 0.0) for m, end in zip(middle, low, strict=True)],
+            [max(end - m, 0.0) for m, end in zip(middle, high, strict=True)],
         ]
-        if points:
-            speed.plot(*zip(*sorted(points), strict=True), marker="o", label=engine)
-    fastest = max((run.images_per_s or 0.0 for run in result.runs), default=0.0)
-    speed.set(title="throughput", xlabel="batch", ylabel="images/s", ylim=(0, 1.1 * fastest or 1))
+        speed.errorbar(batches, middle, yerr=spread, capsize=2, label=engine, **series(index))
+        fastest = max(fastest, *high, *middle)
+    speed.set(xlabel="batch (images)", ylabel="throughput (images/s)", ylim=(0, 1.1 * fastest or 1))
     speed.set_xscale("log", base=2)
-    timed = sorted({run.batch for run in result.runs})
-    speed.set_xticks(timed, [str(batch) for batch in timed])
-    speed.grid(alpha=0.3)
-    speed.legend(fontsize=8)
+    batches = sorted({run.batch for run in result.runs})
+    speed.set_xticks(batches, [str(batch) for batch in batches])
+    speed.grid()
+    if speed.containers:
+        speed.legend(loc="best")
     drawing.suptitle(
         f"{result.model.name}, {result.step}, {result.machine.dtype}, "
-        f"{result.machine.processor}, {plural(result.machine.threads, 'thread')}",
-        fontsize=10,
+        f"{result.machine.processor}, {plural(result.machine.threads, 'thread')}"
     )
+    caption(drawing, "throughput: median step; bars: p10 to p90 of the steps")
     return drawing

@@ -13,7 +13,8 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.ui import figures as answers
-from vitcli.ui.options import Output, PlotOption, grouped
+from vitcli.ui.figures import Plot
+from vitcli.ui.options import Output, grouped
 from vitcli.ui.tables import show as answer_with
 
 if TYPE_CHECKING:
@@ -112,13 +113,13 @@ def sweep(
     ] = None,
     *,
     output: Output,
+    plot: Plot,
     csv: Annotated[
         Path | None, report_option("--csv", metavar="FILE", help="Write one row per trial.")
     ] = None,
     parquet: Annotated[
         Path | None, report_option("--parquet", metavar="FILE", help="Write one row per trial.")
     ] = None,
-    plot: PlotOption = None,
     plot_kind: Annotated[
         str,
         report_option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
@@ -177,7 +178,7 @@ def sweep(
                 },
             ),
             "there is no --plot": (
-                plot is None,
+                plot.plot is None,
                 {"--plot-kind": plot_kind != "auto"},
             ),
         }

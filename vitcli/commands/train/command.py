@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from vitcli.commands.train.options import TrainOptions, one_voice
-from vitcli.ui.options import Output, PlotOption, PrintConfigOption, Without, grouped
+from vitcli.ui.figures import Plot
+from vitcli.ui.options import Output, PrintConfigOption, Without, grouped
 
 
 @grouped
@@ -28,7 +29,7 @@ def train(
         bool, typer.Option("--download", help="Fetch a published set (data.kind) into DATA.")
     ] = False,
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Fit an encoder and a classifier to real images.
@@ -84,7 +85,7 @@ def train_shapes(
         typer.Option("--show-data", metavar="FILE", help="Draw a labeled sheet and stop."),
     ] = None,
     output: Output,
-    plot: PlotOption = None,
+    plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
     """Does it train? Synthetic shapes, with either norm placement, with or without warm-up.

@@ -18,7 +18,7 @@ from vitcli.config.training import TrainRequest, launched
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.ui.figures import draw
+from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import ModelOptions, choices, model_option, parse_size, registers_setting
 
 
@@ -177,7 +177,7 @@ def one_voice() -> Iterator[None]:
 
 
 def prepared(
-    request: TrainRequest, schema: Any, recipe: Any, plot: Path | None, print_config: bool
+    request: TrainRequest, schema: Any, recipe: Any, plot: Plot, print_config: bool
 ) -> bool:
     """Tell a bad config before torch is loaded; print it if asked, and then there is no run."""
     from vitcli.ui.console import answer_text
@@ -192,7 +192,7 @@ def prepared(
     return True
 
 
-def finish(result: TrainResult, request: TrainRequest, form: str, plot: Path | None) -> None:
+def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) -> None:
     """Show a run that is over, in the first process only."""
     if not first_process():
         return
