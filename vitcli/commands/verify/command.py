@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from vitcli.ui.figures import check_figure_file, draw
+from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     EveryOption,
     Output,
-    PlotOption,
     SharedModelOptions,
     grouped,
     model_option,
@@ -34,7 +33,7 @@ def verify(
     ] = None,
     model: SharedModelOptions,
     every: EveryOption = 1,
-    plot: PlotOption = None,
+    plot: Plot,
     output: Output,
 ) -> None:
     """Prove that a checkpoint gives its own library's numbers here.
