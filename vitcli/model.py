@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from vitcli.config.request import (
     layer_index,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.engines import AUTO, check_engine
 from vitcli.engines.engine import Runner
-from vitcli.engines.onednn import accelerate
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, decode, from_pillow
 from vitcli.images.preprocess import preprocess
@@ -145,8 +146,8 @@ class Model:
     dtype: torch.dtype
     asked_size: tuple[int, int] | None = None
     """`--image-size`, (height, width) in pixels."""
-    runner: Runner | None = None
-    """Another engine than eager; None runs `encoder` itself."""
+    asked_engine: str | None = None
+    """`--engine`; None for the default."""
     report: LoadReport | None = None
     """How the checkpoint was read; None for fresh weights."""
     request: ModelRequest | None = None
@@ -178,10 +179,15 @@ class Model:
         known = self.known_preprocessing and self.known_preprocessing.output_size
         return self.asked_size or known or self.config.encoder.image_size
 
+    @cached_property
+    def runner(self) -> Runner:
+        """What runs `encoder`: an engine around it, which leaves it as it is."""
+        return Runner(self.asked_engine, self.encoder)
+
     @property
     def engine(self) -> str:
-        """What runs the encoder, one of `vitcli.engines.ENGINES`."""
-        return self.runner.name if self.runner else "eager"
+        """What runs the encoder, one of `vitcli.engines.ENGINES` (auto until it has chosen)."""
+        return self.runner.name
 
     @property
     def name(self) -> str:
@@ -242,7 +248,9 @@ class Model:
 
     @torch.no_grad()
     def features(self, images: Pictures | Tensor, layers: Sequence[int] = ()) -> Features:
-        """The vectors of B images; by plain torch, whatever the engine.
+        """The vectors of B images.
+
+        The modules of `encoder` are called, so hooks on them see what they give.
 
         Args:
             images: as in `transform`, or the tensor that it made.
@@ -257,7 +265,8 @@ class Model:
         modules = [self.encoder.front_end, *self.encoder.vit.blocks]
         kept: dict[int, list[Tensor]] = {layer: [] for layer in wanted}
         outputs: list[EncoderOutput] = []
-        with tapped([(modules[layer], kept[layer].append) for layer in wanted]):
+        points = [(modules[layer], kept[layer].append) for layer in wanted]
+        with self.runner.kernels(), tapped(points):
             for batch in pixels.split(AT_ONCE):
                 outputs.append(self.encoder(batch))
         grid = self.encoder.front_end.grid(pixels)
@@ -294,7 +303,7 @@ class Model:
         rows: list[Tensor] = []
         with explicit_attention(self.encoder) as probabilities:
             module = probabilities[block - 1 if block > 0 else block]
-            with tapped([(module, rows.append)]):
+            with self.runner.kernels(), tapped([(module, rows.append)]):
                 for batch in pixels.split(AT_ONCE):
                     self.encoder(batch)
         return torch.cat(rows)
@@ -441,6 +450,8 @@ def load_model(request: ModelRequest) -> Model:
         VitcliError: a bad config, source, device or dtype.
     """
     device, dtype = pick_device(request.device), torch_dtype(request)
+    if request.engine not in (None, AUTO):
+        check_engine(request.engine, request.dtype, device.type)
     size, report = request.image_size, None
     preprocess: PreprocessConfig | None
     if request.weights is None:
@@ -462,11 +473,11 @@ def load_model(request: ModelRequest) -> Model:
     if request.adapter:
         add_adapters(encoder, request.adapter)
         weights += f" + {request.adapter}"
-    encoder = accelerate(encoder.to(device, dtype).eval())
+    encoder = encoder.to(device, dtype).eval()
     return Model(
         config=config,
         encoder=encoder,
-        runner=None if request.engine == "eager" else Runner(request.engine, encoder),
+        asked_engine=request.engine,
         known_preprocessing=preprocess,
         weights=weights,
         fresh=request.weights is None,

@@ -1,17 +1,21 @@
 """Every engine gives eager's numbers, at any batch, and says what it cannot do."""
 
+import math
+import time
+
 import onnx
 import pytest
 import torch
 
 from tests.conftest import tiny_encoder
-from vitcli.engines import ENGINES
-from vitcli.engines.engine import largest_error, prepare_engine
-from vitcli.engines.onednn import restore
+from vitcli.engines import ENGINES, EngineKind, check_engine
+from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepare_engine
 from vitcli.engines.onnx_runtime import build_graph, write_onnx
+from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
 from vitcli.nn.hooks import layer_points, tapped
 
+needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
 VARIANTS = [
     {},
     {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_out": 5},
@@ -31,7 +35,7 @@ def check(name: str, changes: dict, batches: tuple[int, ...] = (1, 3)) -> None:
         answer, layers = engine.run_layers(images)
         seen: list[torch.Tensor] = []
         with torch.no_grad(), tapped((module, seen.append) for _, module in points):
-            reference = restore(encoder)(images)
+            reference = encoder(images)
         for ours, theirs in zip((*answer, *layers), (*reference, *seen), strict=True):
             assert (ours is None) == (theirs is None)
             if theirs is not None:
@@ -40,9 +44,10 @@ def check(name: str, changes: dict, batches: tuple[int, ...] = (1, 3)) -> None:
         assert largest_error(engine, encoder, images) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["eager", pytest.param("onednn", marks=needs_onednn)])
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_eager_agrees(changes):
-    check("eager", changes)
+def test_torch_engines_agree(name, changes):
+    check(name, changes)
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
@@ -97,11 +102,63 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 
 def test_onnx_refuses_dtypes_it_cannot_run():
-    with pytest.raises(VitcliError, match="not float64"):
+    with pytest.raises(VitcliError, match="got float64"):
         prepare_engine("onnx", tiny_encoder(), torch.zeros(1, 3, 24, 32).double())
 
 
 def test_unknown_engine():
-    assert ENGINES == ("eager", "compile", "onnx")
     with pytest.raises(VitcliError, match="--engine turbo: unknown"):
         prepare_engine("turbo", tiny_encoder(), torch.zeros(1, 3, 24, 32))
+
+
+def test_the_table_says_what_an_engine_can_do():
+    assert all(isinstance(kind, EngineKind) for kind in ENGINES.values())
+    check_engine("eager", "float64", "mps", hooks="--map", gradients="--backward")
+    for name, needs in (("compile", {"hooks": "--map"}), ("onednn", {"gradients": "--backward"})):
+        with pytest.raises(VitcliError, match=f"--engine {name}: does not support --") as caught:
+            check_engine(name, **needs)
+        assert caught.value.hint == "--engine eager"
+    with pytest.raises(VitcliError, match=r"got bfloat16, expected float32\)"):
+        check_engine("onednn", "bfloat16")
+
+
+def test_a_hole_is_not_the_smallest_difference():
+    encoder = tiny_encoder().float()
+    engine = Engine("broken", lambda x: (encoder(x * float("nan")), []), "")
+    assert math.isnan(largest_error(engine, encoder, torch.randn(1, 3, 24, 32)))
+
+
+@needs_onednn
+def test_a_runner_observes_the_layers_of_any_engine(images):
+    encoder = tiny_encoder().float()
+    answers = {}
+    for name in ("eager", "onednn", "onnx"):
+        seen = []
+        output = Runner(name, encoder)(images.float(), seen.append)
+        answers[name] = [*seen, output.tokens, output.pooled]
+        assert len(seen) == len(layer_points(encoder))
+    for name in ("onednn", "onnx"):
+        for ours, theirs in zip(answers[name], answers["eager"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_auto_measures_once_and_remembers(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def prepare(name, encoder, images, **how):
+        asked.append(name)
+        if name == "compile":
+            raise VitcliError("no compiler")
+        slow = 0.05 if name != "eager" else 0.0
+        return Engine(name, lambda x: (time.sleep(slow), (encoder(x), []))[1], "")
+
+    monkeypatch.setattr("vitcli.engines.engine.prepare_engine", prepare)
+    encoder = tiny_encoder()
+    with torch.no_grad():
+        name, words = fastest(encoder, images)
+        assert name == "eager" and "onednn" in words and "compile" not in words
+        assert asked == list(ENGINES)
+        assert fastest(encoder, images)[0] == "eager" and asked == list(ENGINES)
+        fastest(encoder, images[:1])
+        assert len(asked) == 2 * len(ENGINES), "another shape is another question"

@@ -78,8 +78,8 @@ class ModelRequest:
     image_size: tuple[int, int] | None = None
     device: str = "auto"
     dtype: str = "float32"
-    engine: str = "eager"
-    """One of `vitcli.engines.ENGINES`: what runs the forward passes of `vitcli encode`."""
+    engine: str | None = None
+    """One of `vitcli.engines.ENGINES`, auto, or None for the fastest without preparation."""
 
     def __post_init__(self) -> None:
         check_device(self.device)

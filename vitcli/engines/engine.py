@@ -1,30 +1,46 @@
-"""One way to run an encoder, ready for its first images."""
+"""An engine ready to run an encoder: chosen, prepared for a size, checked against plain torch."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import importlib
-from collections.abc import Callable, Collection
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitcli.engines import ENGINES
-from vitcli.engines.graph import plain_copy
+from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
+from vitcli.measures import largest, largest_difference
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.hooks import Observer, layer_points, tapped
+
+Layers = tuple[EncoderOutput, list[Tensor]]
+"""An encoder's output, and the (B, P+N, D) tokens at each of `layer_points`."""
 
 
 @dataclass(frozen=True)
 class Engine:
+    """One way to run an encoder, ready for its first images."""
+
     name: str
-    run_layers: Callable[[Tensor], tuple[EncoderOutput, list[Tensor]]]
-    """Images (B, C, height, width) to the encoder's answer and, where the engine was prepared for
-    it, the (B, P+N, D) tokens at each of `layer_points`; without gradients."""
+    run_layers: Callable[[Tensor], Layers]
+    """Images (B, C, height, width) to the encoder's output and, where the engine was prepared for
+    them, every layer's tokens; without gradients."""
     version: str
     prepare_s: float = 0.0
-    """What compiling or exporting took."""
+    """Seconds of compiling or exporting, the first call of a compiled graph included."""
     note: str = ""
 
     def run(self, images: Tensor) -> EncoderOutput:
@@ -51,45 +67,197 @@ def prepare_engine(
     Raises:
         VitcliError: an unknown engine, one that is not installed, or one that cannot run this.
     """
-    if name not in ENGINES:
-        raise VitcliError(f"--engine {name}: unknown", "one of " + ", ".join(ENGINES))
-    module = {"eager": "eager", "compile": "compiled", "onnx": "onnx_runtime"}[name]
-    prepare = importlib.import_module(f"vitcli.engines.{module}").prepare
-    return cast(Engine, prepare(encoder, images, layers, batches))
+    check_engine(name, str(images.dtype).removeprefix("torch."), images.device.type)
+    module = importlib.import_module(f"vitcli.engines.{ENGINES[name].module}")
+    return cast(Engine, getattr(module, f"prepare_{name}")(encoder, images, layers, batches))
+
+
+def default_engine(device: torch.device, dtype: torch.dtype) -> str:
+    """The faster of those that need no preparation and give torch's own numbers to rounding."""
+    from vitcli.engines.pytorch import onednn_runs
+
+    return "onednn" if onednn_runs(device, dtype) else "eager"
 
 
 @torch.no_grad()
 def largest_error(engine: Engine, encoder: VisionEncoder, images: Tensor) -> float:
     """Largest difference of any output to the encoder's own by plain torch.
 
-    Absolute where the output's largest value is below 1, relative to that value above.
+    Absolute where the output's largest value is below 1, relative to that value above; NaN where
+    either is not finite.
     """
-    reference: EncoderOutput = plain_copy(encoder)(images)
-    pairs = zip(engine.run(images), reference, strict=True)
-    return max(
-        ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
-        for ours, theirs in pairs
-        if ours is not None and theirs is not None
+    reference: EncoderOutput = encoder(images)
+    return largest(
+        [
+            largest_difference(ours, theirs) / max(1.0, float(theirs.abs().max()))
+            for ours, theirs in zip(engine.run(images), reference, strict=True)
+            if ours is not None and theirs is not None
+        ]
     )
 
 
-class Runner:
-    """Runs images through one engine, which gives every layer's tokens too."""
+def shared_copy(encoder: VisionEncoder) -> VisionEncoder:
+    """The same encoder in eval mode, sharing its parameters, for an engine to change."""
+    shared = {id(parameter): parameter for parameter in encoder.parameters()}
+    return copy.deepcopy(encoder, shared).eval()
 
-    def __init__(self, name: str, encoder: VisionEncoder) -> None:
-        self.name = name
+
+class Graph(nn.Module):
+    """An encoder as compilers and exporters take it: one tensor in, a flat tuple of tensors out.
+
+    What the encoder gives comes first, then (on request) every layer's tokens. `names` says what
+    each output is: a field of EncoderOutput, or `layer_0`, `layer_1` and so on in the order of
+    `layer_points`.
+    """
+
+    def __init__(self, encoder: VisionEncoder, images: Tensor, layers: bool = False) -> None:
+        super().__init__()
         self.encoder = encoder
+        self._seen: list[Tensor] = []
+        with torch.no_grad():
+            answer: EncoderOutput = encoder(images)
+        self.fields = [name for name, value in answer._asdict().items() if value is not None]
+        points = layer_points(encoder) if layers else []
+        for _, module in points:
+            module.register_forward_hook(self._see)
+        self.names = [*self.fields, *(f"layer_{i}" for i in range(len(points)))]
+
+    def _see(self, module: nn.Module, inputs: object, output: Tensor) -> None:
+        self._seen.append(output)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        self._seen = []
+        answer = self.encoder(images)
+        present = [value for value in answer if value is not None]
+        outputs = (*present, *self._seen)
+        self._seen = []
+        return outputs
+
+    def read(self, outputs: Sequence[Tensor]) -> Layers:
+        """The encoder's output and the layers' tokens, from the graph's outputs."""
+        empty = dict.fromkeys(EncoderOutput._fields)
+        present = dict(zip(self.fields, outputs, strict=False))
+        return EncoderOutput(**(empty | present)), list(outputs[len(self.fields) :])  # type: ignore[arg-type]
+
+
+class Runner:
+    """Runs a model's encoder by one engine, prepared for each size of image when it comes.
+
+    `name` is an engine of ENGINES, AUTO, or None for the default. With AUTO the first images
+    decide; `choice` then says how, in words.
+    """
+
+    def __init__(self, name: str | None, encoder: VisionEncoder) -> None:
+        parameter = next(encoder.parameters())
+        self.encoder = encoder
+        self.name = name or default_engine(parameter.device, parameter.dtype)
+        self.choice = ""
         self._engines: dict[tuple[int, ...], Engine] = {}
 
-    def __call__(self, images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
-        """(B, C, height, width) to the encoder's answer and the tokens at `layer_points`.
+    def __call__(self, images: Tensor, observe: Observer | None = None) -> EncoderOutput:
+        """(B, C, height, width) to the encoder's output, without gradients.
+
+        `observe` is called with the tokens at each of `layer_points`, in order.
 
         Raises:
             VitcliError: an engine that is not installed or cannot run this encoder.
         """
+        if self.name == AUTO:
+            self.name, self.choice = fastest(self.encoder, images)
+        if ENGINES[self.name].hooks:  # each layer is observed as it goes by, none is kept
+            points = layer_points(self.encoder) if observe else []
+            taps = [(module, observe) for _, module in points if observe]
+            with torch.inference_mode(), self.kernels(), tapped(taps):
+                answer: EncoderOutput = self.encoder(images)
+            return answer
         size = tuple(images.shape[1:])
         if size not in self._engines:
             self._engines[size] = prepare_engine(
                 self.name, self.encoder, images, layers=True, batches=(images.shape[0],)
             )
-        return self._engines[size].run_layers(images)
+        output, layers = self._engines[size].run_layers(images)
+        for tokens in layers if observe else ():
+            assert observe is not None
+            observe(tokens)
+        return output
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Inside the context the encoder itself, called as a module, runs with these kernels.
+
+        Engines whose modules are not called leave it plain torch.
+        """
+        from vitcli.engines.pytorch import onednn_kernels
+
+        with onednn_kernels(self.encoder) if self.name == "onednn" else nullcontext():
+            yield
+
+
+TRIAL_RUNS = 3
+
+
+def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
+    """The engine that runs these images fastest here, and the choice in words.
+
+    The median of three steps of each engine decides, taken in turn. It is remembered per machine,
+    version of torch, encoder, shape, dtype and number of threads.
+    """
+    memory = _cache_folder() / "engines.json"
+    key = _trial_key(encoder, images)
+    remembered = _read_choices(memory)
+    if remembered.get(key) in ENGINES:
+        return remembered[key], f"--engine auto: {remembered[key]}, as measured here before"
+    engines: dict[str, Engine] = {}
+    for name in ENGINES:
+        with suppress(VitcliError):  # not installed, or not for this dtype or device
+            engines[name] = prepare_engine(
+                name, encoder, images, layers=True, batches=(len(images),)
+            )
+            engines[name].run(images)
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(TRIAL_RUNS):
+        for name, engine in engines.items():
+            start = time.perf_counter()
+            engine.run(images).tokens.sum().item()  # waits for an accelerator
+            times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    best = min(medians, key=lambda name: medians[name])
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(memory) as file:
+            file.write(json.dumps(_read_choices(memory) | {key: best}, indent=1).encode())
+    shown = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in medians.items())
+    return (
+        best,
+        f"--engine auto: {best} ({shown} per step of {len(images)}), remembered in {memory}",
+    )
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vitcli"
+
+
+def _read_choices(memory: Path) -> dict[str, str]:
+    try:
+        choices = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return choices if isinstance(choices, dict) else {}
+
+
+def _trial_key(encoder: VisionEncoder, images: Tensor) -> str:
+    """Everything that decides which engine is fastest; values of weights do not."""
+    parts = [
+        platform.platform(),
+        platform.processor(),
+        platform.node(),
+        str(torch.get_num_threads()),
+        torch.__version__,
+        str(images.device),
+        str(images.dtype),
+        str(tuple(images.shape)),
+        str(encoder),
+        *(f"{name} {tuple(p.shape)}" for name, p in encoder.named_parameters()),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -17,29 +17,22 @@ import torch
 from torch import Tensor
 
 from vitcli.engines import OPSET
-from vitcli.engines.engine import Engine
-from vitcli.engines.graph import Graph, plain_copy
+from vitcli.engines.engine import Engine, Graph, Layers, shared_copy
 from vitcli.errors import VitcliError
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.encoder import VisionEncoder
 
 Session = Callable[[Tensor], list[Tensor]]
 
 
-def prepare(
+def prepare_onnx(
     encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
 ) -> Engine:
     """Exported to a file that lives as long as it is read, and loaded.
 
     Raises:
-        VitcliError: the extra `onnx` is missing, another dtype than float32 or float16, or an
-            encoder that cannot be exported.
+        VitcliError: the extra `onnx` is missing, or an encoder that cannot be exported.
     """
     (onnxruntime,) = require("onnxruntime")
-    if images.dtype not in (torch.float32, torch.float16):
-        raise VitcliError(
-            f"--engine onnx runs float32 and float16, not {str(images.dtype)[6:]}",
-            "--dtype float32",
-        )
     start = time.perf_counter()
     graph = build_graph(encoder, images, layers)
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +40,7 @@ def prepare(
         write_onnx(graph, images, path)
         session = open_session(path, graph.names, images.device)
 
-    def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
+    def run(images: Tensor) -> Layers:
         return graph.read(session(images))
 
     seconds = time.perf_counter() - start
@@ -100,7 +93,7 @@ def require(*modules: str) -> list[ModuleType]:
 
 def build_graph(encoder: VisionEncoder, images: Tensor, layers: bool = False) -> Graph:
     """What `write_onnx` writes; `images` is an example of the input."""
-    return Graph(plain_copy(encoder), images, layers)
+    return Graph(shared_copy(encoder), images, layers)
 
 
 def write_onnx(graph: Graph, images: Tensor, path: Path, opset: int = OPSET) -> list[Path]:

@@ -20,7 +20,7 @@ from vitcli.config import yaml
 from vitcli.config.load import Setting, parse_setting, preset_names
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
-from vitcli.engines import ENGINES
+from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.ui.tables import FORMATS, complete
@@ -263,23 +263,25 @@ def grouped(function: Function) -> Function:
 
 
 EngineOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--engine",
-        metavar="|".join(ENGINES),
-        help="What runs the encoder: plain torch, torch.compile, ONNX Runtime (extra onnx).",
+        metavar="|".join([*ENGINES, AUTO]),
+        help="What runs the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
+        "Runtime (extra onnx); auto measures and remembers.",
+        show_default="onednn where it is there, else eager",
     ),
 ]
 
 
-def known_engine(name: str) -> str:
+def known_engine(name: str | None) -> str | None:
     """The name itself.
 
     Raises:
-        VitcliError: no such engine.
+        VitcliError: an unknown engine.
     """
-    if name not in ENGINES:
-        raise VitcliError(f"--engine {name}: unknown", "one of " + ", ".join(ENGINES))
+    if name not in (None, AUTO):
+        check_engine(name)
     return name
 
 

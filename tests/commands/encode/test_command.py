@@ -20,6 +20,7 @@ from vitcli.build import build_encoder
 from vitcli.cli import Boundary, app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
+from vitcli.engines.engine import default_engine
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
 
@@ -64,7 +65,7 @@ def test_json_has_the_promised_shape(photo: Path) -> None:
         "dtype": "float32",
         "checkpoint": None,
     }
-    assert answer["engine"] == "eager"
+    assert answer["engine"] == default_engine(torch.device("cpu"), torch.float32)
     assert len(answer["images"]) == 2
     image = answer["images"][0]
     assert image["path"] == str(photo)
@@ -437,4 +438,4 @@ def test_another_engine_gives_the_same_table(photo: Path) -> None:
 def test_engines_that_cannot_be(photo: Path, tmp_path: Path) -> None:
     assert "--engine turbo: unknown" in run(photo, "--engine", "turbo", code=2).output
     drawn = ("--map", tmp_path / "map.png", "--engine", "onnx")
-    assert "--map looks inside the encoder" in run(photo, *drawn, code=2).output
+    assert "does not support --map" in run(photo, *drawn, code=2).output

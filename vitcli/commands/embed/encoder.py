@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import PART_BYTES, FolderOptions
-from vitcli.commands.encode.analysis import NormTable, run_observed, select_tokens
+from vitcli.commands.encode.analysis import NormTable, select_tokens
 from vitcli.commands.encode.vectors import available_tokens
 from vitcli.config.request import layer_index
 from vitcli.config.schema import PreprocessConfig
@@ -239,7 +239,7 @@ def forward(
             table.observe(tokens)
 
     watched = bool(wanted or norms)
-    output = run_observed(model, pixels.to(model.dtype), observe if watched else None)
+    output = model.runner(pixels.to(model.dtype), observe if watched else None)
     grid = model.encoder.front_end.grid(pixels)
 
     def values() -> dict[str, np.ndarray]:

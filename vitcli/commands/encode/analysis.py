@@ -18,7 +18,7 @@ from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, picture_list
 from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.hooks import Observer, layer_points, tapped
+from vitcli.nn.hooks import layer_points
 from vitcli.results import FailedImage, ModelInfo
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
@@ -99,23 +99,8 @@ def _run(
 ) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
     """The layer table of each image, and the encoder's output."""
     table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
-    output = run_observed(model, stacked(model, batch), table.observe)
+    output = model.runner(stacked(model, batch), table.observe)
     return table.rows([name for name, _ in layer_points(model.encoder)]), output
-
-
-@torch.inference_mode()
-def run_observed(model: Model, pixels: Tensor, observe: Observer | None) -> EncoderOutput:
-    """One forward pass by the model's engine; `observe` sees the tokens at each `layer_points`."""
-    if model.runner:
-        output, layers = model.runner(pixels)
-        if observe:
-            for tokens in layers:
-                observe(tokens)
-        return output
-    points = [(module, observe) for _, module in layer_points(model.encoder) if observe]
-    with tapped(points):
-        answer: EncoderOutput = model.encoder(pixels)
-    return answer
 
 
 class NormTable:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
 from vitcli.ui.figures import Plot, draw
@@ -56,7 +57,7 @@ def encode(
             "Default: pooled, or patch without pooling.",
         ),
     ] = None,
-    engine: EngineOption = "eager",
+    engine: EngineOption = None,
     background: BackgroundOption = "white",
     map_file: Annotated[
         Path | None,
@@ -106,11 +107,10 @@ def encode(
             f"{'--layer' if map_query is None else '--map-query'} says what --map draws",
             "add --map features.png",
         )
-    if map_file and engine != "eager":
-        raise VitcliError(
-            f"--map looks inside the encoder, which --engine {engine} has fused",
-            "--engine eager",
-        )
+    if map_file and engine == AUTO:
+        raise VitcliError("--engine auto: does not support --map", "--engine eager")
+    if map_file and engine:
+        check_engine(engine, hooks="--map")
     if tokens and not out:
         raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
     kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from vitcli.commands.profile.machine import describe_machine
 from vitcli.commands.profile.result import EngineInfo, ProfileResult, ProfileRun, ProfileSettings
 from vitcli.commands.profile.session import Session, random_images
 from vitcli.config.schema import EncoderConfig
-from vitcli.engines.engine import Engine, largest_error, prepare_engine
+from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
 from vitcli.inference import Advance
 from vitcli.model import Model
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
@@ -35,6 +36,8 @@ def profile(
         VitcliError: settings that cannot be, or an engine that cannot run this encoder.
     """
     settings.check()
+    default = "eager" if settings.backward else default_engine(model.device, model.dtype)
+    settings = replace(settings, engines=settings.engines or (default,))
     attend(model.encoder, settings.attention)
     one = random_images(model, 1)
     engines = [

@@ -21,7 +21,7 @@ EngineOption = Annotated[
         "--engine",
         metavar="|".join(ENGINES),
         help="How to run it. Repeat to compare engines.",
-        show_default="eager",
+        show_default="onednn where it is there, else eager",
     ),
 ]
 
@@ -92,7 +92,7 @@ def profile(
     _check_trace_file(trace)
     settings = ProfileSettings(
         batches=tuple(batch or BATCHES),
-        engines=tuple(engine or ("eager",)),
+        engines=tuple(engine or ()),
         attention=attention,
         runs=runs,
         backward=backward,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitcli.commands.profile.result import Machine
 from vitcli.config.schema import EncoderConfig
-from vitcli.engines.onednn import onednn_linear
+from vitcli.engines.pytorch import onednn_linear, onednn_runs
 from vitcli.nn.attention import QueryValueBiasLinear
 from vitcli.nn.encoder import VisionEncoder
 
@@ -84,7 +84,7 @@ def gemm_gflops(
     On a CPU with two libraries for it (MKL and oneDNN) the faster one counts, shape by shape.
     """
     kernels: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [F.linear]
-    if onednn_linear.applies(device, dtype):
+    if onednn_runs(device, dtype):
         kernels.append(onednn_linear)
     operations = seconds = 0.0
     for width, out in shapes:

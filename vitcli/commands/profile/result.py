@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, get_args
 
 from vitcli.config.schema import AttendKind
-from vitcli.engines import ENGINES
+from vitcli.engines import check_engine
 from vitcli.errors import VitcliError
 from vitcli.results import ModelInfo, Result
 
@@ -137,7 +137,8 @@ class ProfileResult(Result):
 @dataclass(frozen=True)
 class ProfileSettings:
     batches: tuple[int, ...] = (1, 8, 64)
-    engines: tuple[str, ...] = ("eager",)
+    engines: tuple[str, ...] = ()
+    """Without any, the default engine of the device and dtype; eager for a backward pass."""
     attention: str | None = None
     """fused or explicit; None for what the config says."""
     runs: int | None = None
@@ -157,20 +158,14 @@ class ProfileSettings:
             for value in values:
                 if list(values).count(value) > 1:
                     raise VitcliError(f"{option} {value}: given twice", "name each once")
-        ways = (self.attention,) if self.attention else ()
-        for option, given, known in (
-            ("--engine", self.engines, ENGINES),
-            ("--attention", ways, get_args(AttendKind)),
-        ):
-            for name in given:
-                if name not in known:
-                    raise VitcliError(f"{option} {name}: unknown", "one of " + ", ".join(known))
-        if self.backward and self.engines != ("eager",):
+        for name in self.engines:
+            check_engine(name)
+            if self.backward:
+                check_engine(name, gradients="--backward")
+            if self.trace and self.engines == (name,):
+                check_engine(name, profiled="--trace")
+        if self.attention is not None and self.attention not in get_args(AttendKind):
+            known = " or ".join(get_args(AttendKind))
             raise VitcliError(
-                "--backward needs gradients, which compiled and exported graphs drop",
-                "--engine eager",
-            )
-        if self.trace and self.engines == ("onnx",):
-            raise VitcliError(
-                "--trace: torch's profiler sees nothing of ONNX Runtime", "add --engine eager"
+                f"--attention {self.attention}: unknown (expected {known})", "--attention fused"
             )

@@ -23,6 +23,7 @@ from vitcli.commands.profile.machine import (
     timed,
 )
 from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
+from vitcli.engines import ENGINES
 from vitcli.engines.engine import Engine
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance
@@ -190,7 +191,7 @@ class Session:
     def _recorded(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
         """The components and operators of a run, from steps under the profiler."""
         assert run.wall_s is not None
-        if run.engine == "onnx":  # torch's profiler sees nothing of it
+        if not ENGINES[run.engine].profiled:
             self._progress(run.batch)
             return run
         steps = max(1, min(MOST_RECORDED, int(RECORDED_S / run.wall_s.median)))
@@ -200,10 +201,10 @@ class Session:
             write_trace(record(step, self.model.encoder, device, 1), self._trace)
             self._trace = None
         self._progress(run.batch)
-        eager = run.engine == "eager"
+        inside = ENGINES[run.engine].hooks
         return replace(
             run,
-            components=component_table(recording, self.costs, device, steps) if eager else (),
+            components=component_table(recording, self.costs, device, steps) if inside else (),
             ops=operator_table(recording, self.settings.ops, device, steps),
         )
 
