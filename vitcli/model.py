@@ -189,6 +189,13 @@ class Model:
         """What runs the encoder, one of `vitcli.engines.ENGINES` (auto until it has chosen)."""
         return self.runner.name
 
+    def choose_engine(self, batch: int = AT_ONCE) -> str:
+        """Settle `--engine auto` by a trial on batches of this size; the choice in words."""
+        channels = self.config.encoder.channels
+        zeros = torch.zeros(batch, channels, *self.input_size, dtype=self.dtype)
+        self.runner.choose(zeros.to(self.device))
+        return self.runner.choice
+
     @property
     def name(self) -> str:
         return self.config.name

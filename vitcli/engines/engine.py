@@ -162,8 +162,7 @@ class Runner:
         Raises:
             VitcliError: an engine that is not installed or cannot run this encoder.
         """
-        if self.name == AUTO:
-            self.name, self.choice = fastest(self.encoder, images)
+        self.choose(images)
         if ENGINES[self.name].hooks:  # each layer is observed as it goes by, none is kept
             points = layer_points(self.encoder) if observe else []
             taps = [(module, observe) for _, module in points if observe]
@@ -180,6 +179,11 @@ class Runner:
             assert observe is not None
             observe(tokens)
         return output
+
+    def choose(self, images: Tensor) -> None:
+        """Settle AUTO by images of the shape to come; a named engine stays."""
+        if self.name == AUTO:
+            self.name, self.choice = fastest(self.encoder, images)
 
     @contextmanager
     def kernels(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.commands.embed.result import FolderOptions
+from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.ui.options import (
     BackgroundOption,
@@ -126,7 +127,7 @@ def embed(
         str | None,
         _job("--address", metavar="HOST:PORT", help="A running cluster, or auto to find it."),
     ] = None,
-    engine: EngineOption = "eager",
+    engine: EngineOption = None,
     background: BackgroundOption = "white",
     output: Annotated[Output, Without(("format",))],  # --format is that of the parts
     print_config: PrintConfigOption = False,
@@ -169,6 +170,10 @@ def embed(
         return answer_text(config_yaml(loaded.config))
     if loaded.report:
         note(loaded.report.line())
+    if engine == AUTO:
+        with status("measuring the engines"):
+            choice = loaded.choose_engine(batch)
+        note(choice)
     with watch_job("encoding") as watch:
         result = analysis.embed(
             loaded,

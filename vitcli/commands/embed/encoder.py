@@ -319,5 +319,7 @@ def row_bytes(model: Model, options: FolderOptions) -> int:
 def array_shapes(model: Model, options: FolderOptions) -> dict[str, tuple[int, ...]]:
     """The arrays of a part and their shapes of one image, from a pass of nothing."""
     nothing = torch.zeros(1, 3, *model.input_size, device=model.device)
-    values = forward(replace(model, runner=None), nothing, options.columns, options.norms)()
+    values = forward(
+        replace(model, asked_engine="eager"), nothing, options.columns, options.norms
+    )()
     return {name: array.shape[1:] for name, array in values.items()}

@@ -130,7 +130,7 @@ def encode(
     with status("loading torch and the encoder"):
         from vitcli.commands.encode import analysis
         from vitcli.commands.encode.maps import FeatureCollector
-        from vitcli.model import load_model
+        from vitcli.model import AT_ONCE, load_model
 
         loaded = load_model(request)
     if loaded.report:
@@ -140,6 +140,10 @@ def encode(
 
         return answer_text(config_yaml(loaded.config))
 
+    if engine == AUTO:
+        with status("measuring the engines"):
+            choice = loaded.choose_engine(min(AT_ONCE, len(images or "1")))
+        note(choice)
     if out and not kinds:
         kinds = ["pooled" if loaded.config.encoder.pooling != "none" else "patch"]
     features = FeatureCollector(-1 if layer is None else layer, map_query)
