@@ -80,7 +80,7 @@ class _Request(_Plain):
     image_size: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None
     device: str
     dtype: str
-    engine: str
+    engine: str | None
 
 
 class _Manifest(_Plain):
