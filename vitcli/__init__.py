@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitcli.commands.embed.analysis import embed
     from vitcli.commands.encode.analysis import encode
     from vitcli.commands.explore.analysis import explore
+    from vitcli.commands.explore.grid import grid
     from vitcli.commands.export.analysis import convert, export
     from vitcli.commands.neighbors.analysis import neighbors
     from vitcli.commands.params.analysis import params
@@ -47,6 +48,7 @@ FUNCTIONS = {
     "compare": "commands.compare.analysis:compare",
     "verify": "commands.verify.analysis:verify",
     "explore": "commands.explore.analysis:explore",
+    "grid": "commands.explore.grid:grid",
     "train_shapes": "commands.train.analysis:train_shapes",
     "sweep": "commands.sweep.analysis:sweep",
     "export": "commands.export.analysis:export",
@@ -73,6 +75,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "compare",
     "verify",
     "explore",
+    "grid",
     "train_shapes",
     "sweep",
     "export",

@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "compare.command:compare",
     "verify": "verify.command:verify",
     "explore": "explore.command:explore",
+    "grid": "explore.command:grid",
     "train": "train.command:train",
     "train-shapes": "train.command:train_shapes",
     "sweep": "sweep.command:sweep",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.commands.explore.test_analysis import pictures, tiny
+from tests.commands.explore.sources import pictures, tiny
 from vitcli.commands.explore.analysis import explore
 from vitcli.model import Model
 

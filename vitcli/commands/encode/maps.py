@@ -60,6 +60,15 @@ class PrincipalColors:
         missing = COMPONENTS - axes.shape[1]
         return mean, F.pad(axes, (0, missing)), F.pad(variances.sqrt(), (0, missing), value=1.0)
 
+    def explained(self) -> tuple[float, float, float]:
+        """The share of the patches' variance along each of the three axes."""
+        assert isinstance(self.sum, Tensor) and isinstance(self.products, Tensor)
+        mean = self.sum / self.count
+        total = float((self.products / self.count).trace() - mean @ mean)
+        _, axes, deviations = self.axes()
+        shares = (axes.square().sum(0) * deviations.square() / (total or 1.0)).tolist()
+        return shares[0], shares[1], shares[2]
+
     def colors(self, images: Sequence[Tensor]) -> list[Tensor]:
         """Patch tokens (rows, columns, D) of each image -> colors (rows, columns, 3) in [0, 1]."""
         mean, axes, deviations = self.axes()

@@ -1,4 +1,4 @@
-"""vitcli explore"""
+"""vitcli explore, vitcli grid"""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
+from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, PlotOption, grouped
 from vitcli.ui.tables import show
+
+LayersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="N,M,...",
+        help="Layers to choose from from: 0 is the input of the first block, i the "
+        "output of block i, -1 the last (default: four, evenly spaced).",
+    ),
+]
 
 
 @grouped
@@ -23,15 +33,7 @@ def explore(
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
     ] = Path("explore.html"),
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            "--layers",
-            metavar="N,M,...",
-            help="Layers to choose from on the page: 0 is the input of the first block, i the "
-            "output of block i, -1 the last (default: four, evenly spaced).",
-        ),
-    ] = None,
+    layers: LayersOption = None,
     max_size: Annotated[
         float,
         typer.Option("--max-size", metavar="MIB", min=0.1, help="Largest size of the page."),
@@ -90,6 +92,75 @@ def explore(
     from vitcli.commands.explore.view import tables
 
     show(result, output.form, tables)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+@grouped
+def grid(
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+    ] = None,
+    *,
+    encoders: EncodersOptions,
+    layers: LayersOption = None,
+    foreground: Annotated[
+        bool,
+        typer.Option(
+            "--foreground/--all-patches",
+            help="Color only the side of the first component that touches less of the border.",
+        ),
+    ] = True,
+    background: BackgroundOption = "white",
+    plot: PlotOption = None,
+    output: Output,
+) -> None:
+    """Draw the features of several encoders and layers as one picture.
+
+    Encoders down, layers across. Colors are the first three principal components of the patches of
+    all chosen layers and images, each layer centered and scaled: one basis per encoder.
+
+    \b
+    Examples:
+      vitcli grid cat.jpg --weights facebook/dinov2-small --preset vit-s16 --plot grid.png
+      vitcli grid cat.jpg dog.jpg --weights A --weights B --layers 3,6,9,12 --plot grid.pdf
+    """
+    from vitcli.ui.console import note, progress, status, warn
+    from vitcli.ui.figures import check_figure_file, draw
+    from vitcli.ui.options import parse_color
+
+    check_figure_file(plot)
+    requests = encoders.to_requests()
+    for request in requests:
+        if request.weights is None:
+            request.fresh_config()  # a bad config is told before torch is loaded
+    chosen = _numbers(layers) if layers else None
+    color = parse_color(background)
+    with status("loading torch and the encoders"):
+        from vitcli.commands.explore.grid import grid as analysis
+        from vitcli.model import load_model
+
+        loaded = [load_model(request) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
+    with progress("looking") as advance:
+        result = analysis(
+            loaded,
+            images or [],
+            layers=chosen,
+            foreground=foreground,
+            background=color,
+            advance=advance,
+        )
+    if any(one.fresh for one in loaded):
+        note("fresh weights: the colors show the architecture, not learned features")
+    for failure in result.failed:
+        warn(failure.error)
+    if plot:
+        draw(result.figure(), plot)
+    show(result, output.form)
     if result.failed:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""What `vitcli explore` answers."""
+"""What `vitcli explore` and `vitcli grid` answer."""
 
 from __future__ import annotations
 
@@ -39,3 +39,44 @@ class ExploreResult(Result):
     images: tuple[str, ...]
     failed: tuple[FailedImage, ...]
     encoders: tuple[ExploredEncoder, ...]
+
+
+@dataclass(frozen=True)
+class GridPanel:
+    """One image at one layer of one encoder."""
+
+    image: int
+    """Which of the result's images, from 0."""
+    layer: int
+    """0 is the input of the first block, i the output of block i."""
+    colors: tuple[tuple[tuple[float, float, float] | None, ...], ...]
+    """Red, green and blue in [0, 1] for each patch, by rows; None where it is background."""
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One encoder: its panels share one basis."""
+
+    model: ModelInfo
+    layers: tuple[int, ...]
+    boxes: tuple[tuple[float, float, float, float], ...]
+    """What the patch grid covers of each image: left, top, right, bottom in its pixels."""
+    explained: tuple[float, float, float]
+    """Share of the variance of the colored patches along each of the three components."""
+    foreground: float | None
+    """Share of patches in the foreground; None where all patches are colored."""
+    foreground_explained: float | None
+    """Share of variance along the component that separates it."""
+    panels: tuple[GridPanel, ...]
+
+
+@dataclass(frozen=True)
+class GridResult(Result):
+    """What `vitcli grid` draws: encoders down, layers across."""
+
+    view_prefix: ClassVar[str] = "grid_"
+    rows_at: ClassVar[str] = "encoders"
+
+    images: tuple[str, ...]
+    failed: tuple[FailedImage, ...]
+    encoders: tuple[GridRow, ...]

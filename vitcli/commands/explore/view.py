@@ -1,13 +1,16 @@
-"""`vitcli explore` as a table: what is on the page."""
+"""`vitcli explore` as a table of what is on the page; `vitcli grid` as a table and a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
 
 from rich.table import Table
 
-from vitcli.commands.explore.result import ExploreResult
-from vitcli.ui.console import table
+from vitcli.commands.explore.result import ExploreResult, GridResult
+from vitcli.ui.console import percent, table
+from vitcli.ui.patches import bare, lay, outline, scaled, shrunk
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
@@ -27,3 +30,70 @@ def tables(result: ExploreResult) -> Iterator[str | Table]:
             "; ".join(encoder.left_out) or "nothing",
         )
     yield grid
+
+
+def grid_tables(result: GridResult) -> Iterator[Table]:
+    """One row per encoder: what its colors stand for."""
+    grid = table()
+    grid.add_column("encoder", overflow="fold")
+    grid.add_column("layers", justify="right", no_wrap=True)
+    grid.add_column("variance in colors", justify="right", no_wrap=True)
+    grid.add_column("foreground", justify="right", no_wrap=True)
+    grid.add_column("variance along it", justify="right", no_wrap=True)
+    for row in result.encoders:
+        shares = " + ".join(percent(share) or "0%" for share in row.explained)
+        foreground, along = row.foreground, row.foreground_explained
+        grid.add_row(
+            row.model.name,
+            ",".join(map(str, row.layers)),
+            shares,
+            "all patches" if foreground is None else percent(foreground),
+            "" if along is None else percent(along),
+        )
+    yield grid
+
+
+def grid_figure(result: GridResult) -> Any:
+    """Encoders and images down, layers across; the photo, light gray, under the background."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    columns = max(len(row.layers) for row in result.encoders) + 1
+    lines = len(result.encoders) * len(result.images)
+    side = 6.75 / columns
+    drawing = Figure(figsize=(6.75, side * lines + 0.2 * lines), layout="constrained")
+    axes = drawing.subplots(lines, columns, squeeze=False)
+    for number, row in enumerate(result.encoders):
+        for image, path in enumerate(result.images):
+            line = axes[number * len(result.images) + image]
+            photo, box = _photo(path, row.boxes[image])
+            line[0].imshow(photo)
+            bare(line[0], f"{row.model.name}\n{PurePath(path).name}")
+            outline(line[0], box, color="black")
+            panels = [panel for panel in row.panels if panel.image == image]
+            for place, panel in zip(line[1:], panels, strict=False):
+                gray = photo.mean(-1, keepdims=True).repeat(3, -1) / 255 * 0.3 + 0.7
+                colors = np.array(
+                    [[cell or (np.nan,) * 3 for cell in cells] for cells in panel.colors], float
+                )
+                laid = lay(colors, box, *photo.shape[:2])
+                place.imshow(np.where(np.isnan(laid), gray, laid))
+                bare(place, f"layer {panel.layer}")
+            for place in line[1 + len(panels) :]:
+                bare(place)
+    return drawing
+
+
+def _photo(path: str, box: tuple[float, float, float, float]) -> tuple[Any, Any]:
+    """The picture's pixels, small, and the box in them; white where it is not a file."""
+    import numpy as np
+
+    from vitcli.images.decode import decode
+
+    if not Path(path).is_file():
+        left, top, right, bottom = box
+        height, width = round(bottom - top), round(right - left)
+        return np.full((height, width, 3), 255, np.uint8), (0.0, 0.0, float(width), float(height))
+    picture = decode(path).image
+    photo = shrunk(picture)
+    return photo, scaled(box, picture, photo)

@@ -1,0 +1,187 @@
+"""One picture of several encoders and layers: features as principal-component colors.
+
+The patches of all chosen layers and images of an encoder share one basis, after each layer was
+centered and scaled to total variance 1, so that a color means the same in its whole row.
+Foreground is one side of the first component, as in Oquab et al. 2023 (DINOv2), figure 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitcli.commands.encode.analysis import model_info
+from vitcli.commands.encode.maps import PrincipalColors
+from vitcli.commands.explore.analysis import choose_layers
+from vitcli.commands.explore.result import GridPanel, GridResult, GridRow
+from vitcli.errors import VitcliError
+from vitcli.images.patches import Box, grid_box
+from vitcli.inference import Advance, image_batches, stacked
+from vitcli.model import Color, Model, Pictures, as_model, picture_list
+from vitcli.nn.hooks import layer_points, tapped
+from vitcli.results import FailedImage
+
+
+def grid(
+    models: Model | str | Sequence[Model | str],
+    images: Pictures = (),
+    *,
+    layers: Sequence[int] | None = None,
+    foreground: bool = True,
+    background: Color = (255, 255, 255),
+    advance: Advance = lambda done, total: None,
+) -> GridResult:
+    """Features of images as colors, one row per encoder and image, one column per layer.
+
+    Args:
+        models: encoders: models, or what `vitcli.load` reads.
+        images: as in `Model.transform`; without any, the built-in picture.
+        layers: 0 is the input of the first block, i the output of block i, -1 the last; by
+            default four, evenly spaced, with the last.
+        foreground: color only the side of the first component that touches less of the border.
+
+    Raises:
+        VitcliError: a layer that an encoder does not have, no image that could be read, or
+            features that are not finite.
+    """
+    named = [models] if isinstance(models, Model | str) else list(models)
+    files = picture_list(images)
+    rows: list[GridRow] = []
+    names: list[str] = []
+    failed: list[FailedImage] = []
+    for number, model in enumerate(map(as_model, named)):
+        names, failed = [], []
+        chosen = choose_layers(model, layers)
+        tokens: list[dict[int, Tensor]] = []
+        boxes: list[Box] = []
+        for batch in image_batches(model, files, background, failed, 1):
+            names.append(batch[0].path)
+            tokens.append(_tokens(model, stacked(model, batch), chosen))
+            picture = batch[0].decoded.image
+            rows_columns = next(iter(tokens[-1].values())).shape[:2]
+            size = (picture.height, picture.width)
+            patch = model.config.encoder.patch_size
+            boxes.append(
+                grid_box(model.preprocessing, size, (rows_columns[0], rows_columns[1]), patch)
+            )
+            each = max(len(files), 1)
+            advance(number * each + len(names) + len(failed), len(named) * each)
+        if not names:
+            raise VitcliError(
+                f"no image could be read; the first: {failed[0].error}",
+                "vitcli grid photo.jpg --plot grid.png",
+                exit_code=1,
+            )
+        rows.append(_row(model, chosen, tokens, boxes, foreground))
+    return GridResult(tuple(names), tuple(failed), tuple(rows))
+
+
+@torch.inference_mode()
+def _tokens(model: Model, pixels: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+    """By layer: the patch tokens (rows, columns, D) of one image."""
+    points = [module for _, module in layer_points(model.encoder)]
+    kept: list[Tensor] = []
+    with tapped([(points[layer], kept.append) for layer in layers]):
+        model.encoder(pixels)
+    shape = model.encoder.front_end.grid(pixels)
+    prefix = model.encoder.prefix_tokens
+    found = {}
+    for layer, tokens in zip(layers, kept, strict=True):
+        if not bool(tokens.isfinite().all()):
+            raise VitcliError(
+                f"{model.name}, layer {layer}: features are not finite (NaN or infinite)",
+                "check the weights; --dtype float32 has the widest range",
+                exit_code=1,
+            )
+        found[layer] = tokens[0, prefix:].double().cpu().unflatten(0, shape)
+    return found
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Which patches are foreground."""
+
+    masks: list[Tensor]
+    """(rows, columns) booleans, for each image."""
+    explained: float
+
+
+def _row(
+    model: Model,
+    layers: Sequence[int],
+    tokens: Sequence[dict[int, Tensor]],
+    boxes: Sequence[Box],
+    foreground: bool,
+) -> GridRow:
+    side = _foreground([image[layers[-1]] for image in tokens]) if foreground else None
+    masks = (
+        side.masks if side else [torch.ones(image[layers[0]].shape[:2]).bool() for image in tokens]
+    )
+    tokens = _alike(layers, tokens, masks)
+    fit = PrincipalColors()
+    for image, mask in zip(tokens, masks, strict=True):
+        for layer in layers:
+            fit.add(image[layer][mask])
+    panels = []
+    for place, (image, mask) in enumerate(zip(tokens, masks, strict=True)):
+        for layer, colors in zip(layers, fit.colors([image[i] for i in layers]), strict=True):
+            values = tuple(
+                tuple(
+                    (r, g, b) if shown else None
+                    for (r, g, b), shown in zip(line, chosen, strict=True)
+                )
+                for line, chosen in zip(colors.tolist(), mask.tolist(), strict=True)
+            )
+            panels.append(GridPanel(place, layer, values))
+    share = torch.cat([mask.flatten() for mask in masks]).double().mean()
+    return GridRow(
+        model=model_info(model),
+        layers=tuple(layers),
+        boxes=tuple(boxes),
+        explained=fit.explained(),
+        foreground=float(share) if side else None,
+        foreground_explained=side.explained if side else None,
+        panels=tuple(panels),
+    )
+
+
+def _alike(
+    layers: Sequence[int], tokens: Sequence[dict[int, Tensor]], masks: Sequence[Tensor]
+) -> list[dict[int, Tensor]]:
+    """Each layer with mean 0 and total variance 1 over its colored patches of all images.
+
+    Else the layer with the longest vectors, most often the last, would take the whole basis.
+    """
+    found: list[dict[int, Tensor]] = [{} for _ in tokens]
+    for layer in layers:
+        colored = torch.cat([image[layer][m] for image, m in zip(tokens, masks, strict=True)])
+        mean = colored.mean(0)
+        spread = (colored - mean).square().sum(-1).mean().sqrt()
+        for place, image in enumerate(tokens):
+            found[place][layer] = (image[layer] - mean) / (spread if spread > 0 else 1.0)
+    return found
+
+
+def _foreground(images: Sequence[Tensor]) -> _Side | None:
+    """The side of the first component, from its mean, that touches less of the images' border.
+
+    None where patches do not vary or one side is empty.
+    """
+    fit = PrincipalColors()
+    for image in images:
+        fit.add(image.flatten(0, 1))
+    mean, axes, _ = fit.axes()
+    along = [(image - mean) @ axes[:, 0] > 0 for image in images]
+    edge, count = 0.0, 0
+    for mask in along:
+        border = torch.ones_like(mask)
+        border[1:-1, 1:-1] = False
+        edge += float(mask[border].sum())
+        count += int(border.sum())
+    masks = along if edge <= count / 2 else [~mask for mask in along]
+    if not any(bool(mask.any()) for mask in masks):
+        return None
+    return _Side(masks, fit.explained()[0])
