@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, PlotOption, grouped
+from vitcli.ui.figures import Plot, check_figure_file, draw
+from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
 from vitcli.ui.tables import show
 
 LayersOption = Annotated[
@@ -113,8 +114,8 @@ def grid(
         ),
     ] = True,
     background: BackgroundOption = "white",
-    plot: PlotOption = None,
     output: Output,
+    plot: Plot,
 ) -> None:
     """Draw the features of several encoders and layers as one picture.
 
@@ -127,7 +128,6 @@ def grid(
       vitcli grid cat.jpg dog.jpg --weights A --weights B --layers 3,6,9,12 --plot grid.pdf
     """
     from vitcli.ui.console import note, progress, status, warn
-    from vitcli.ui.figures import check_figure_file, draw
     from vitcli.ui.options import parse_color
 
     check_figure_file(plot)

@@ -11,6 +11,7 @@ from rich.table import Table
 from vitcli.commands.explore.result import ExploreResult, GridResult
 from vitcli.ui.console import percent, table
 from vitcli.ui.patches import bare, lay, outline, scaled, shrunk
+from vitcli.ui.style import PAGE, new_figure, styled
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
@@ -53,15 +54,15 @@ def grid_tables(result: GridResult) -> Iterator[Table]:
     yield grid
 
 
+@styled
 def grid_figure(result: GridResult) -> Any:
     """Encoders and images down, layers across; the photo, light gray, under the background."""
     import numpy as np
-    from matplotlib.figure import Figure
 
     columns = max(len(row.layers) for row in result.encoders) + 1
     lines = len(result.encoders) * len(result.images)
-    side = 6.75 / columns
-    drawing = Figure(figsize=(6.75, side * lines + 0.2 * lines), layout="constrained")
+    side = PAGE / columns
+    drawing = new_figure(side * lines + 0.2 * lines)
     axes = drawing.subplots(lines, columns, squeeze=False)
     for number, row in enumerate(result.encoders):
         for image, path in enumerate(result.images):

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.verify.result import VerifyResult
 from vitcli.ui.console import table
+from vitcli.ui.style import COLORS, new_figure, series, styled
 
 
 def tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]:
@@ -47,21 +48,20 @@ def tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]:
     yield f"[bold]{result.verdict}[/]"
 
 
+@styled
 def figure(result: VerifyResult) -> Any:
     """The largest relative difference of each value, beside what rounding allows."""
-    from matplotlib.figure import Figure
-
     shown = [one for one in result.checked if one.name != "pixels"]
-    drawing = Figure(figsize=(6.75, 3.0), layout="constrained")
+    drawing = new_figure(3.0)
     axes = drawing.subplots()
     floor = shown[0].tolerance / 1e4
     heights = [max(one.largest_difference, floor) for one in shown]
     places = range(len(shown))
-    axes.plot(places, heights, "o", color="#0072B2", label="largest difference")
-    axes.axhline(shown[0].tolerance, color="#D55E00", linestyle="--", label="rounding allows")
+    axes.plot(places, heights, **series(0) | {"linestyle": ""}, label="largest difference")
+    axes.axhline(shown[0].tolerance, **series(1, marker=False), label="rounding allows")
     for place, one in enumerate(shown):
         if math.isnan(one.largest_difference):
-            axes.plot(place, shown[0].tolerance * 10, "x", color="#D55E00")
+            axes.plot(place, shown[0].tolerance * 10, "x", color=COLORS[1])
     axes.set_yscale("log")
     axes.set_ylim(bottom=floor / 2)
     names = [one.name.removeprefix("layer ") for one in shown]
