@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from vitcli.config import variants
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.variants import Spec
+from vitcli.errors import VitcliError
 from vitcli.nn.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
 from vitcli.nn.block import (
     ACTIVATIONS,
@@ -227,8 +229,33 @@ def allocate(encoder: VisionEncoder) -> VisionEncoder:
     return encoder
 
 
+def _check_room(parameters: int) -> None:
+    """Refuse an encoder that this machine cannot hold, before a page of it is touched.
+
+    Raises:
+        VitcliError: with both sizes.
+    """
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return
+    needed = 4 * parameters
+    if memory > 0 and needed > memory:
+        raise VitcliError(
+            f"the encoder: its float32 weights need {needed / 2**30:,.1f} GiB, and this machine "
+            f"has {memory / 2**30:,.1f} GiB of memory",
+            "choose a smaller preset, or see `vitcli params` for what each key costs",
+        )
+
+
 def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
-    """A fresh encoder on the CPU in float32, in eval mode, its weights drawn from `seed`."""
-    encoder = allocate(build_meta(config))
+    """A fresh encoder on the CPU in float32, in eval mode, its weights drawn from `seed`.
+
+    Raises:
+        VitcliError: its weights are larger than the machine's memory.
+    """
+    meta = build_meta(config)
+    _check_room(sum(p.numel() for p in meta.parameters()))
+    encoder = allocate(meta)
     initialize(encoder, config.init, config.init_std, seed)
     return encoder.eval()

@@ -78,7 +78,7 @@ def test_a_config_without_preset_starts_from_vit_b16(tmp_path: Path) -> None:
         ("encoder:\n  hidden: 96\n  hidden: 64", ["mine.yaml:3", "encoder.hidden", "line 2"]),
         ("encoder:\n  depth: '12'", ["mine.yaml:2", "encoder.depth", "integer", "'12'"]),
         ("encoder:\n  depth: true", ["mine.yaml:2", "encoder.depth", "integer"]),
-        ("encoder:\n  depth: 0", ["mine.yaml:2", "encoder.depth", "greater than 0"]),
+        ("encoder:\n  depth: 0", ["mine.yaml:2", "encoder.depth", "greater than or equal to 1"]),
         ("encoder:\n  position: rope", ["mine.yaml:2", "encoder.position", "rope2d"]),
         ("encoder:\n  hidden: 96\n  heads: 7", ["mine.yaml:2", "encoder.hidden", "heads = 7"]),
         (

@@ -51,7 +51,7 @@ def parse_setting(text: str) -> Setting:
         VitcliError: no `=`, or a value that is not YAML.
     """
     key, equals, value = text.partition("=")
-    source = f"--set {text}"
+    source = f"--set {text if len(text) <= 80 else text[:79] + '…'}"
     if not equals or not key.strip():
         raise VitcliError(f"{source}: expected KEY=VALUE", "for example --set encoder.depth=6")
     return Setting(tuple(key.strip().split(".")), parse_value(value, source), source)
@@ -69,11 +69,11 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
     Raises:
         VitcliError: there is no such preset.
     """
-    file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
-    if "/" in name or not file.is_file():
+    if name not in preset_names():
         named = f"{source}: " if source else ""
-        hint = nearest(name, preset_names(), "`vitcli presets` lists them")
-        raise VitcliError(f"{named}there is no preset {name!r}", hint)
+        hint = nearest(name[:100], preset_names(), "`vitcli presets` lists them")
+        raise VitcliError(f"{named}there is no preset {_short(name)}", hint)
+    file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
     base = document.data.pop("preset", None)
     return [*(preset_layers(base) if base else []), document]
@@ -268,15 +268,23 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     while path and ".".join(path) not in keys and len(path) > 1:
         path = path[:-1]  # positions inside a list are not keys
     value = problem["input"]
-    shown = f", got {value!r}" if isinstance(value, str | int | float | bool | None) else ""
+    shown = f", got {_short(value)}" if isinstance(value, str | int | float | bool | None) else ""
     text = problem["msg"][0].lower() + problem["msg"][1:]
     if problem["type"] == "missing":  # of a list
         text = f"too few values, there are {problem['loc'][-1]}"
-    hint = "correct the value"
+    hint = {"bool_type": "write true or false"}.get(problem["type"], "correct the value")
     if problem["type"] == "literal_error" and isinstance(value, str):
         words = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         hint = nearest(value, words, hint)
     return VitcliError(f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", hint)
+
+
+def _short(value: Any) -> str:
+    """A value as it is written, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 200:  # too long to print, or to convert
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def known_keys(schema: type[BaseModel], path: KeyPath = ()) -> list[str]:

@@ -15,13 +15,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
 from vitcli.config import variants
 from vitcli.config.variants import one_of
-from vitcli.config.yaml import Floats, Ints, Rate, Size, Triple
+from vitcli.config.yaml import Count, Floats, Ints, Rate, Size, Triple, Width
 
 # The words of the variants that come with the package; the fields know those added to the tables.
 PositionKind: Any = Literal[*variants.POSITIONS]
@@ -84,7 +83,7 @@ class RopeConfig(Section):
 
 class AttentionConfig(Section):
     mask: Annotated[str, one_of(variants.MASKS)] = "none"
-    window: PositiveInt | None = None
+    window: Width | None = None
     """Side in patches of the squares that `mask: window` attends within."""
     full_blocks: Ints = ()
     """Blocks, from 1, that attend over the whole image although `mask: window` is set."""
@@ -101,17 +100,17 @@ class EncoderConfig(Section):
 
     image_size: Size = (224, 224)
     """The native size: what the position table is made for."""
-    patch_size: PositiveInt = 16
-    channels: PositiveInt = 3
-    hidden: PositiveInt = 768
-    depth: PositiveInt = 12
-    heads: PositiveInt = 12
-    mlp_hidden: PositiveInt = 3072
+    patch_size: Width = 16
+    channels: Width = 3
+    hidden: Width = 768
+    depth: Annotated[int, Field(ge=1, le=1_000)] = 12
+    heads: Width = 12
+    mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] = 3072
 
     patch_bias: bool = True
     cls_token: bool = True
     dist_token: bool = False
-    registers: int = Field(default=0, ge=0)
+    registers: int = Field(default=0, ge=0, le=65_536)
 
     position: Annotated[str, one_of(variants.POSITIONS)] = "learned"
     position_table: TableConfig = TableConfig()
@@ -139,7 +138,7 @@ class EncoderConfig(Section):
     pool_norm: bool = False
     """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
     head: Annotated[str, one_of(variants.HEADS)] = "none"
-    head_out: PositiveInt | None = None
+    head_out: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Width of the head's output: classes, projection or language width."""
 
     init: InitScheme = "trunc_normal"
@@ -237,10 +236,10 @@ class PreprocessConfig(Section):
     crop_rounding: Literal["floor", "round"] = "floor"
     """Offset of the center crop: floor((H-h)/2), or Python's round as torchvision and timm do.
     A crop larger than the image pads with black; an odd pixel goes first with floor, last else."""
-    multiple: PositiveInt = 28
-    min_pixels: PositiveInt = 56 * 56
-    max_pixels: PositiveInt = 14 * 14 * 4 * 1280
-    max_patches: PositiveInt = 256
+    multiple: Width = 28
+    min_pixels: Count = 56 * 56
+    max_pixels: Count = 14 * 14 * 4 * 1280
+    max_patches: Width = 256
     longest_edge: int = Field(default=1456, ge=1, le=4096)
     split: bool = True
     mean: Triple = (0.5, 0.5, 0.5)

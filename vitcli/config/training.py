@@ -11,14 +11,13 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import (
     Field,
     PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
 from vitcli.config.load import Setting, load_config, read_saved_config
 from vitcli.config.request import ModelRequest, check_device, check_table_rule
 from vitcli.config.schema import ModelConfig, Section
-from vitcli.config.yaml import Document, Fraction, Pair, Rate, words
+from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Width, words
 from vitcli.errors import VitcliError
 
 ShapeName = Literal[
@@ -40,8 +39,8 @@ class ShapesData(Section):
     """Images drawn on the fly; image i depends on `train.seed`, i and these keys alone."""
 
     classes: words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
-    train_size: PositiveInt = 16_384
-    val_size: PositiveInt = 2_048
+    train_size: Count = 16_384
+    val_size: Count = 2_048
     difficulty: Fraction = 0.1
     """0 to 1: more rotation, less contrast, more noise."""
 
@@ -61,14 +60,14 @@ class ImagesData(Section):
     """auto looks at the files: a folder for each class, or a published set's own files."""
     val_fraction: Rate = 0.1
     """Held out of a folder that has no `val` or `test` beside `train`."""
-    train_limit: PositiveInt | None = None
+    train_limit: Count | None = None
     """Use only this many training images, drawn by the seed."""
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=256)
     """Processes that read and augment; 0 does it in the training process."""
     crop_scale: Pair | None = (0.08, 1.0)
     """Area of the random resized crop; null resizes the whole image."""
     crop_ratio: Pair = (0.75, 4 / 3)
-    pad_crop: int = Field(default=0, ge=0)
+    pad_crop: int = Field(default=0, ge=0, le=65_536)
     """Pixels of zeros around the image before a random crop of the input size."""
     flip: Fraction = 0.5
     erase: Fraction = 0.0
@@ -90,7 +89,7 @@ class LoraConfig(Section):
 
     heads: words(str) = ()  # type: ignore[valid-type]
     """BLOCK:HEAD, both from 1."""
-    rank: PositiveInt = 4
+    rank: Width = 4
     alpha: PositiveFloat = 8.0
     """The adapter is scaled by alpha / rank."""
     on: words(QkvPart) = ("q", "k", "v")  # type: ignore[valid-type]
@@ -127,10 +126,10 @@ class TrainConfig(Section):
     """Where the encoder's weights come from at the start; null draws them from the seed."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Weights, order, drawing, augmentation and dropout all follow from it."""
-    epochs: PositiveInt = 1
-    batch: PositiveInt = 32
+    epochs: Count = 1
+    batch: Count = 32
     """Images of one optimizer step, over all processes and micro-batches."""
-    accumulate: PositiveInt = 1
+    accumulate: Count = 1
     """Micro-batches that a step is split into; as over processes, dropout draws other masks."""
 
     lr: PositiveFloat = 1e-3
@@ -162,11 +161,11 @@ class TrainConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 autocasts the forward pass; weights and optimizer stay float32."""
     compile: bool = False
-    threads: PositiveInt | None = None
+    threads: Width | None = None
     """CPU threads of each process; null is one for a small model and torch's choice else."""
-    log_every: PositiveInt = 1
+    log_every: Count = 1
     """Steps between lines of metrics.jsonl."""
-    snapshot_every: PositiveInt = 100
+    snapshot_every: Count = 100
     """Steps between snapshots; the last step has one too, and so has a run that is interrupted."""
     snapshot_seconds: PositiveFloat = 60.0
     """Longest time between snapshots, counted at the end of a step."""

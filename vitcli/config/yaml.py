@@ -1,4 +1,4 @@
-"""YAML that remembers its lines, refuses duplicate keys and reads 1e-3 as a number."""
+"""YAML 1.2 that remembers its lines, refuses duplicate keys, and has limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import (
@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PositiveFloat,
-    PositiveInt,
     TypeAdapter,
     ValidationError,
 )
@@ -25,16 +24,113 @@ KeyPath = tuple[str, ...]
 Kind = TypeVar("Kind")
 
 
+MOST_TEXT = 1 << 20
+"""Bytes of a YAML file."""
+MOST_NODES = 20_000
+"""Values and keys of a YAML file after its aliases are expanded."""
+DEEPEST = 64
+"""Levels of nesting."""
+
+_TAG = "tag:yaml.org,2002:"
+_CORE = {  # YAML 1.2.2, section 10.3.2; the first that matches whole names the type
+    "null": (r"null|Null|NULL|~|", "nN~"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2's floats."""
+    """PyYAML's safe loader with the types of YAML 1.2's core schema and with limits.
+
+    A key is the word as it is written. There are no merge keys, dates or tags of one's own.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        key: yaml.SafeLoader.yaml_constructors[key]
+        for key in (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = 0
+        self._sizes: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node whose size, aliases expanded, is within the limits."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        alias = self.check_event(yaml.AliasEvent)
+        self._open += 1
+        self._check(len(self._sizes), self._open, mark)
+        node: Any = super().compose_node(parent, index)
+        self._open -= 1
+        if alias:
+            if id(node) not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "an alias of itself", mark)
+            return node
+        parts = node.value if isinstance(node.value, list) else []
+        below = [
+            self._sizes[id(part)]
+            for pair in parts
+            for part in (pair if isinstance(pair, tuple) else (pair,))
+        ]
+        nodes = 1 + sum(count for count, _ in below)
+        levels = 1 + max((deep for _, deep in below), default=0)
+        self._check(nodes, levels, mark)
+        self._sizes[id(node)] = nodes, levels
+        return node
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        # Before the scanner looks ahead: its time grows with the square of the open brackets.
+        self._check(1, self.flow_level + 1, self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
+
+    def _check(self, nodes: int, levels: int, mark: Any) -> None:
+        if nodes > MOST_NODES:
+            wrong = f"more than {MOST_NODES:,} values after its aliases are expanded"
+        elif levels > DEEPEST:
+            wrong = f"nested more than {DEEPEST} levels deep"
+        else:
+            return
+        raise yaml.composer.ComposerError(None, None, wrong, mark)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
+
+    def construct_core(self, node: Any) -> Any:
+        """A boolean or a number, of a tag that the text has or is written with."""
+        word, kind = self.construct_scalar(node), node.tag.removeprefix(_TAG)
+        if not re.fullmatch(_CORE[kind][0], word):
+            wrong = f"{word!r} is not a YAML 1.2 {kind}"
+            raise yaml.constructor.ConstructorError(None, None, wrong, node.start_mark)
+        if len(word) > 1000:  # the time to convert grows with the square of it
+            wrong = f"a number of {len(word):,} characters"
+            raise yaml.constructor.ConstructorError(None, None, wrong, node.start_mark)
+        if kind == "bool":
+            return word.lower() == "true"
+        if kind == "int":
+            return int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
+        return float(re.sub(r"\.(?=inf|nan)", "", word.lower()))
 
 
-# YAML 1.1 wants a dot in every float, so PyYAML alone reads 1e-3 as a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, (_words, _first) in _CORE.items():
+    for _reader in (_Loader, _Dumper):
+        _starts = [*_first, ""] if _kind == "null" else list(_first)
+        _reader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"^(?:{_words})$"), _starts)
+    if _kind != "null":
+        _Loader.add_constructor(f"{_TAG}{_kind}", _Loader.construct_core)
 
 
 @dataclass(frozen=True)
@@ -53,13 +149,13 @@ def read_yaml(path: str | Path) -> Document:
         VitcliError: unreadable file, YAML that does not parse, a duplicate key, not a mapping.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise VitcliError(
-            f"cannot read {path}: {error.strerror or error}", "check the path"
-        ) from error
+        with Path(path).open("rb") as file:
+            text = file.read(MOST_TEXT + 1).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise VitcliError(f"{path} is not UTF-8 text", "is it a YAML file?") from error
+        raise VitcliError(f"{path}: is not UTF-8 text", "name a YAML file") from error
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise VitcliError(f"cannot read {path}: {reason}", "check the path") from error
     return parse_yaml(text, str(path))
 
 
@@ -93,33 +189,51 @@ def parse_json(text: str | bytes, source: str, kind: type[Kind]) -> Kind:
 
 def parse_yaml(text: str, source: str) -> Document:
     """Like `read_yaml`, from a string that errors call `source`."""
-    loader: _Loader | None = None
-    try:
-        loader = _Loader(text)  # it refuses control characters
-        node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        if node is not None:
-            _walk(node, (), lines, source)
-        data = loader.construct_document(node) if node is not None else {}
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{source}:{mark.line + 1}" if mark else source
-        raise VitcliError(f"{where}: {error.problem}", "fix the YAML syntax") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise VitcliError(f"{source}: {reason}", "fix the YAML syntax") from error
-    finally:
-        if loader:
-            loader.dispose()
+    data, lines = _parse(text, source)
+    if data is None:
+        data = {}
     if not isinstance(data, dict):
         raise VitcliError(
-            f"{source}: expected keys and values, found a {type(data).__name__}",
+            f"{source}: is not keys and values (got a {type(data).__name__})",
             "write `encoder:` and the keys below it",
         )
     return Document(source, data, lines)
 
 
+def parse_value(text: str, source: str) -> Any:
+    """One YAML value, as after `--set key=`."""
+    return _parse(text, source)[0]
+
+
+def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
+    """The value of a YAML text and the line of each key."""
+    if len(text) > MOST_TEXT:
+        raise VitcliError(f"{source}: is larger than 1 MiB", "name a YAML file that a person wrote")
+    loader: _Loader | None = None
+    lines: dict[KeyPath, int] = {}
+    try:
+        loader = _Loader(text)  # it refuses control characters
+        node = loader.get_single_node()
+        if node is None:
+            return None, lines
+        _walk(node, (), lines, source)
+        return loader.construct_document(node), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise VitcliError(f"{where}: {error.problem}", "fix the YAML syntax") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise VitcliError(f"{source}: {reason}", "fix the YAML syntax") from error
+    finally:
+        if loader:
+            loader.dispose()
+
+
 def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], source: str) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _walk(item, (*path, str(index)), lines, source)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: dict[str, int] = {}
@@ -164,14 +278,13 @@ def parse_size(text: str) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def parse_value(text: str, source: str) -> Any:
-    """One YAML value, as after `--set key=`."""
-    return parse_yaml(f"value: {text}" if text.strip() else "value:", source).data["value"]
-
-
 def dump_yaml(data: Any) -> str:
     """YAML text in the order of the keys, which `read_yaml` reads back to the same values."""
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=None))
+    return str(
+        yaml.dump(
+            data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None
+        )
+    )
 
 
 def _as_size(value: Any) -> Any:
@@ -194,9 +307,11 @@ def _short_size(value: tuple[int, int]) -> int | list[int]:
 
 AS_LIST = PlainSerializer(lambda v: list(v))
 """YAML has lists, not tuples."""
-Size = Annotated[
-    tuple[PositiveInt, PositiveInt], BeforeValidator(_as_size), PlainSerializer(_short_size)
-]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+"""Channels, heads, patches or pixels along an axis."""
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""Of things that are made one after another."""
+Size = Annotated[tuple[Width, Width], BeforeValidator(_as_size), PlainSerializer(_short_size)]
 """(height, width) in pixels; one number means a square."""
 Triple = Annotated[tuple[float, float, float], BeforeValidator(as_tuple), AS_LIST]
 Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple), AS_LIST]
