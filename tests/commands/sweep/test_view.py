@@ -4,10 +4,12 @@ import io
 import itertools
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 from rich.console import Console
 from rich.table import Table
 
@@ -60,7 +62,7 @@ def made(objective: str = "", curve: bool = False, **axes: list[Any]) -> SweepRe
 def test_the_figure_follows_the_shape_of_the_space(report: SweepReport, kind: str) -> None:
     assert kind_of(report) == kind
     drawing = figure(report)
-    assert drawing.axes[0].get_title() == "What?"
+    assert drawing.get_suptitle() == "What?"
 
 
 def test_bars_stand_at_the_means_with_the_spread() -> None:
@@ -70,6 +72,71 @@ def test_bars_stand_at_the_means_with_the_spread() -> None:
     # A dot for each trial, on its own bar.
     dots = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "."]
     assert dots == [[0, 1], [1, 2]]
+
+
+def test_a_panel_per_metric_with_the_labels_and_units_of_the_file() -> None:
+    report = made(norm=["pre", "post"])
+    two = {"wall_s": Spread(2, 3.0, 1.0, 2.0, 4.0)}
+    groups = tuple(replace(g, metrics={**g.metrics, **two}) for g in report.groups)
+    labels = {"wall_s": "wall time (s)", "norm": "norm placement"}
+    report = replace(report, metrics=("score", "wall_s"), groups=groups, labels=labels)
+    panels = figure(report).axes
+    assert [axes.get_ylabel() for axes in panels] == ["score", "wall time (s)"]
+    assert {axes.get_xlabel() for axes in panels} == {"norm placement"}
+    assert [axes.get_ylabel() for axes in figure(report, "wall_s").axes] == ["wall time (s)"]
+
+
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+def test_bars_of_an_accuracy_stay_between_0_and_1(kind: str) -> None:
+    report = made(lr=[1, 2, 3])
+    spreads = [Spread(2, 0.98, 0.05, 0.95, 1.0), Spread(2, 0.02, 0.05, 0.0, 0.04),
+               Spread(2, 0.5, 0.05, 0.4, 0.6)]  # fmt: skip
+    for name, ends in (("val_accuracy", [(0.93, 1), (0, 0.07), (0.45, 0.55)]),
+                       ("loss", [(0.93, 1.03), (-0.03, 0.07), (0.45, 0.55)])):  # fmt: skip
+        groups = tuple(
+            replace(group, metrics={name: spread})
+            for group, spread in zip(report.groups, spreads, strict=True)
+        )
+        axes = figure(replace(report, metrics=(name,), groups=groups), kind=kind).axes[0]
+        drawn = [(p[0][1], p[1][1]) for c in axes.collections for p in c.get_segments()]
+        assert [tuple(pytest.approx(v) for v in pair) for pair in ends] == drawn
+
+
+def test_a_figure_says_how_many_trials_its_means_are_of() -> None:
+    report = made(norm=["pre", "post"])
+    first, second = report.groups
+    spread = replace(first.metrics["score"], n=1, std=None)
+    holes = replace(first, metrics={"score": spread}, states={"done": 1, "failed": 1})
+    drawing = figure(replace(report, groups=(holes, second)))
+    assert [t.get_text() for t in drawing.axes[0].texts] == ["1 of 2"]
+    said = [t.get_text() for t in drawing.findobj(Text)]
+    assert "mean ± sd, 1 to 2 seeds; dots: seeds" in said
+    assert "mean ± sd, 2 seeds; dots: seeds" in [t.get_text() for t in figure(report).findobj(Text)]
+
+
+def test_pruned_trials_are_crosses_at_their_last_value() -> None:
+    report = made("maximize score", lr=[1, 2, 3])
+    trials = [
+        replace(trial, state="pruned", metrics={}, last_value=0.25) if place == 3 else trial
+        for place, trial in enumerate(report.trials, start=1)
+    ]
+    axes = figure(replace(report, trials=tuple(trials))).axes[0]
+    (crosses,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert (list(crosses.get_xdata()), list(crosses.get_ydata())) == ([3], [0.25])
+    assert 3 not in axes.lines[0].get_xdata()
+
+
+def test_a_row_says_what_its_mean_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = made(norm=["pre", "post"])
+    first, second = report.groups
+    states = {"done": 3, "failed": 2}
+    holes = replace(first, states=states, diverged=1, trials=("a", "b", "c"))
+    (grid,) = [p for p in sweep.tables(replace(report, groups=(holes, second)))
+               if isinstance(p, Table)]  # fmt: skip
+    cells = {column.header: list(column.cells) for column in grid.columns}
+    assert cells["score"] == ["0.50 ± 0.71 (2 of 5)", "1.50 ± 0.71"]
+    assert cells["not done"] == ["1 diverged, 2 failed", ""]
+    assert cells["n"] == ["3", "2"]
 
 
 def test_an_axis_of_few_numbers_has_its_ticks_there() -> None:
@@ -148,11 +215,11 @@ def test_an_axis_of_one_value_is_not_told() -> None:
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(VitcliError, match="no finished trial"):
         figure(made(norm=["pre"]), "accuracy")
-    with pytest.raises(VitcliError, match="two axes"):
+    with pytest.raises(VitcliError, match="needs two axes"):
         figure(made(norm=["pre"]), kind="heatmap")
     with pytest.raises(VitcliError, match="unknown"):
         figure(made(norm=["pre"]), kind="pie")
-    with pytest.raises(VitcliError, match="axis of numbers"):
+    with pytest.raises(VitcliError, match="no axis of numbers"):
         figure(made(norm=["pre"]), kind="lines")
 
 

@@ -240,4 +240,5 @@ def power_of(effect: float, n: int, alpha: float, paired: bool) -> float:
     if shift > 37:  # scipy's noncentral t ends here, and the power is 1 to all digits
         return 1.0
     cut = stats.t.isf(alpha / 2, freedom)
-    return float(stats.nct.sf(cut, freedom, shift) + stats.nct.cdf(-cut, freedom, shift))
+    near, far = stats.nct.sf(cut, freedom, shift), stats.nct.cdf(-cut, freedom, shift)
+    return float(near) + (0.0 if math.isnan(far) else float(far))  # NaN where it underflows

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitcli.commands.sweep.result import SweepGroup, SweepReport
+from vitcli.commands.sweep.comparisons import is_number
+from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError
+from vitcli.ui.figures import count_along_x
+from vitcli.ui.style import POINTS, caption, fill, new_figure, series, spread_caption, styled
 
 KINDS = ("auto", "bars", "lines", "heatmap", "curves", "search")
 LOG_RATIO = 20
 """An axis of positive numbers that span more than this is drawn on a log scale."""
 _TICKS = 8
 
+SHARES = frozenset({"accuracy", "acc", "share", "fraction"})
+"""Words in the name of a metric that lies between 0 and 1."""
+MOST_PANELS = 8
 LABEL_CHARACTERS = 90
 """How many stand beside each other below the axes."""
 MOST_LABELS = 48
@@ -45,28 +52,86 @@ def kind_of(report: SweepReport) -> str:
     return "bars"
 
 
+@styled
 def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -> Any:
-    """Draw one metric of a report; spread is one sample standard deviation.
+    """Draw a report, a panel per metric; what the bars are stands below.
+
+    Args:
+        metric: draw this one alone.
+        kind: one of KINDS; auto follows the shape of the space.
 
     Raises:
         VitcliError: an unknown kind or metric, or nothing to draw yet.
     """
-    from matplotlib.figure import Figure
-
     check_kind(kind)
     kind = kind_of(report) if kind == "auto" else kind
-    if kind == "search" and metric is None:
-        metric = report.objective.partition(" ")[2]
-    name = metric or next((m for m in report.metrics if _any(report, m)), None)
-    if kind != "curves" and (name is None or not _any(report, name)):
-        said = f"no finished trial has a number for {name}" if name else "there is nothing to draw"
-        raise VitcliError(said, "known metrics: " + ", ".join(report.metrics), exit_code=1)
-    drawing = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = drawing.subplots()
-    DRAW[kind](axes, report, name)
-    title = report.question or report.name
-    axes.set_title(textwrap.fill(title, 80), fontsize=9)
+    names = [metric] if metric else [m for m in report.metrics if _any(report, m)]
+    if kind == "curves":
+        names = names[:1] or [""]
+    elif not metric and kind == "search":
+        objective = report.objective.partition(" ")[2]
+        names.sort(key=lambda name: name != objective)
+    if kind != "curves" and (not names or not _any(report, names[0])):
+        said = f"no finished trial has a number for {metric}" if metric else "no trial has a number"
+        raise VitcliError(
+            f"--plot: {said}", f"name one of {', '.join(report.metrics)} with --metric", exit_code=1
+        )
+    names = names[:MOST_PANELS]
+    columns = 1 if len(names) == 1 else 2
+    rows = -(-len(names) // columns)
+    drawing = new_figure(4.0 if rows == 1 and columns == 1 else 2.8 * rows + 0.8)
+    panels = drawing.subplots(rows, columns, squeeze=False).flat
+    for axes, name in zip(panels, names, strict=False):
+        DRAW[kind](axes, report, name)
+    for axes in list(panels)[len(names) :]:
+        axes.remove()
+    drawing.suptitle(textwrap.fill(report.question or report.name, 90))
+    _legend(drawing, _caption(report, kind, names))
     return drawing
+
+
+def _caption(report: SweepReport, kind: str, names: Sequence[str]) -> str:
+    """What bars, lines and marks are, over how many trials."""
+    if kind in ("search", "curves"):
+        pruned = any(trial.last_value is not None for trial in report.trials)
+        mark = (
+            "; crosses: pruned trials, at their last value" if pruned and kind == "search" else ""
+        )
+        return ("one point per trial" if kind == "search" else "one line per trial") + mark
+    counts = {g.metrics[name].n for g in report.groups for name in names if name in g.metrics}
+    noun = "seed" if report.seeds == "seed" else "trial"
+    dots = kind == "bars"
+    if counts == {1}:
+        return f"one {noun} per point"
+    said = spread_caption(max(counts), noun, dots=dots)
+    if len(counts) > 1:
+        said = said.replace(f", {max(counts)} ", f", {min(counts)} to {max(counts)} ")
+    empty = sum(names[0] not in group.metrics for group in report.groups)
+    said += f"; {empty} of {len(report.groups)} points have no number" if empty else ""
+    return said + ("; cut at 0 and 1" if any(_is_share(report, name) for name in names) else "")
+
+
+def _is_share(report: SweepReport, name: str) -> bool:
+    """Whether a metric cannot leave [0, 1]: by its name, and as all that was measured says."""
+    if not SHARES & set(re.split(r"[\W_]+", name.lower())):
+        return False
+    spreads = [group.metrics[name] for group in report.groups if name in group.metrics]
+    return all(spread.min >= 0 and spread.max <= 1 for spread in spreads)
+
+
+def _bar_lengths(report: SweepReport, spreads: Sequence[Spread], name: str) -> Any:
+    """Down and up from each mean, one sample standard deviation."""
+    std = [spread.std or 0.0 for spread in spreads]
+    if not _is_share(report, name):
+        return [std, std]
+    pairs = list(zip(std, spreads, strict=True))
+    return [[min(s, spread.mean) for s, spread in pairs],
+            [min(s, 1 - spread.mean) for s, spread in pairs]]  # fmt: skip
+
+
+def _named(report: SweepReport, key: str) -> str:
+    """What the file calls a key or a metric, with its unit; else its last word."""
+    return report.labels.get(key, _short(key))
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
@@ -85,16 +150,25 @@ def _bars(axes: Any, report: SweepReport, name: str) -> None:
             continue
         spread = group.metrics[name]
         x = place + (hue - (len(hues) - 1) / 2) * width
-        axes.bar(x, spread.mean, width * 0.95, yerr=spread.std or 0, capsize=3, color=f"C{hue}")
+        lengths = _bar_lengths(report, [spread], name)
+        axes.bar(x, spread.mean, width * 0.95, yerr=lengths, capsize=2, **fill(hue))
+        if group.incomplete:
+            _say_count(axes, x, spread.mean + lengths[1][0], spread, group)
         dots = _values(report, group, name)
         axes.plot([x] * len(dots), dots, ".", color="black", markersize=4, alpha=0.6)
     _name_bars(axes, list(ticks))
-    axes.set_xlabel(", ".join(_short(key) for key in below))
-    axes.set_ylabel(name)
+    axes.set_xlim(-0.5, len(ticks) - 0.5)
+    axes.set_xlabel(", ".join(_named(report, key) for key in below))
+    axes.set_ylabel(_named(report, name))
     if color:
         for index, level in enumerate(hues):
-            axes.bar(0, 0, color=f"C{index}", label=f"{_short(color)} {text(level)}")
-        _legend(axes)
+            axes.bar(0, 0, label=f"{_named(report, color)} {text(level)}", **fill(index))
+
+
+def _say_count(axes: Any, x: float, y: float, spread: Spread, group: SweepGroup) -> None:
+    """How many of its trials a mean is of, where some have no number."""
+    total = sum(group.states.values())
+    axes.annotate(f"{spread.n} of {total}", (x, y), (0, 2), textcoords="offset points", ha="center")
 
 
 def _name_bars(axes: Any, names: Sequence[tuple[str, ...]]) -> None:
@@ -106,16 +180,27 @@ def _name_bars(axes: Any, names: Sequence[tuple[str, ...]]) -> None:
                               "rotation_mode": "anchor"}  # fmt: skip
     if len(labels) > 20:
         turned["va"] = "center"
-    axes.set_xticks(range(0, len(names), step), labels, fontsize=8, **turned)
+    axes.set_xticks(range(0, len(names), step), labels, **turned)
 
 
-def _legend(axes: Any) -> None:
-    """Below the axes, where it covers nothing."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = max(1, LABEL_CHARACTERS // (max(map(len, labels)) + 6))
-        axes.figure.legend(
-            handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+def _legend(drawing: Any, said: str) -> None:
+    """One for all panels, below them, where it covers nothing; and what the bars are."""
+    found = {}
+    for axes in drawing.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        found.update(dict(zip(labels, handles, strict=True)))
+    if not found:
+        caption(drawing, said)
+    else:
+        each = max(1, LABEL_CHARACTERS // (max(map(len, found)) + 6))
+        drawing.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=each,
+            frameon=False,
+            title=said,
+            title_fontsize=POINTS - 1,
         )
 
 
@@ -123,40 +208,41 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
     """Against the longest axis of numbers; a line for each combination of the others."""
     numeric = [key for key in report.grouped_by if _numeric(report, key)]
     if not numeric:
-        raise VitcliError("lines need an axis of numbers", "--plot-kind bars")
+        raise VitcliError("--plot-kind lines: there is no axis of numbers", "--plot-kind bars")
     along = max(numeric, key=lambda key: len(_levels(report, key)))
     lines: dict[str, list[SweepGroup]] = {}
     for group in report.groups:
         if name in group.metrics:
             lines.setdefault(_label(report, group, along), []).append(group)
-    for label, groups in lines.items():
+    for index, (label, groups) in enumerate(lines.items()):
         groups.sort(key=lambda group: float(group.params[along]))
         spreads = [group.metrics[name] for group in groups]
         axes.errorbar(
             [group.params[along] for group in groups],
             [spread.mean for spread in spreads],
-            yerr=[spread.std or 0 for spread in spreads],
-            marker="o",
-            markersize=4,
-            capsize=3,
+            yerr=_bar_lengths(report, spreads, name),
+            capsize=2,
             label=label or None,
+            **series(index),
         )
+        for group, spread in zip(groups, spreads, strict=True):
+            if group.incomplete:
+                _say_count(axes, group.params[along], spread.mean, spread, group)
     levels = [float(level) for level in _levels(report, along)]
     if min(levels) > 0 and max(levels) / min(levels) >= LOG_RATIO:
         axes.set_xscale("log")
     elif len(levels) <= _TICKS:  # ticks where something was measured
         axes.set_xticks(levels, [f"{level:g}" for level in levels])
-    axes.set_xlabel(along)
-    axes.set_ylabel(name)
-    axes.grid(alpha=0.3)
-    _legend(axes)
+    axes.set_xlabel(_named(report, along))
+    axes.set_ylabel(_named(report, name))
+    axes.grid()
 
 
 def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
     """Two axes; each cell says its mean and spread where there is room for it."""
     if len(report.grouped_by) != 2:
         raise VitcliError(
-            f"a heat-map needs two axes, not {len(report.grouped_by)}", "--group ONE,TWO"
+            f"--plot-kind heatmap: needs two axes (got {len(report.grouped_by)})", "--group ONE,TWO"
         )
     down, across = report.grouped_by
     rows, columns = _levels(report, down), _levels(report, across)
@@ -170,15 +256,15 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
             if not room:
                 continue
             words = text(spread.mean) + (f"\n± {spread.std:.2g}" if spread.std is not None else "")
-            axes.text(column, row, words, ha="center", va="center", fontsize=8, color="white",
+            axes.text(column, row, words, ha="center", va="center", color="white",
                       path_effects=_outline())  # fmt: skip
     image = axes.imshow(cells, aspect="auto")
-    axes.figure.colorbar(image, label=name)
+    axes.figure.colorbar(image, ax=axes, label=_named(report, name))
     _name_bars(axes, [(text(level),) for level in columns])
     each = -(-len(rows) // 16)
-    axes.set_yticks(range(0, len(rows), each), [text(level) for level in rows[::each]], fontsize=8)
-    axes.set_xlabel(across)
-    axes.set_ylabel(down)
+    axes.set_yticks(range(0, len(rows), each), [text(level) for level in rows[::each]])
+    axes.set_xlabel(_named(report, across))
+    axes.set_ylabel(_named(report, down))
 
 
 def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
@@ -186,34 +272,48 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
     curves = _curves(report)
     if not curves:
         raise VitcliError(
-            "no finished trial has a curve", "`curve: {x: history.*.step, y: history.*.loss}`"
+            "--plot-kind curves: no finished trial has a curve",
+            "write `curve: {x: history.*.step, y: history.*.loss}` in the sweep's file",
         )
     for index, group in enumerate(report.groups):
-        label = _label(report, group)
+        label = _label(report, group) if len(report.groups) <= 12 else "_"
         for id in group.trials:
             if curve := curves.get(id):
                 ys = [float("nan") if y is None else y for y in curve.y]
-                axes.plot(curve.x, ys, color=f"C{index % 10}", linewidth=1, label=label or "_")
+                how = series(index, marker=False)
+                axes.plot(curve.x, ys, label=label or "_", **{**how, "linewidth": 0.8})
                 label = "_"  # one entry a group
-    axes.set_xlabel(_short(report.curve_names[0]))
-    axes.set_ylabel(_short(report.curve_names[1]))
-    axes.grid(alpha=0.3)
-    if report.grouped_by and len(report.groups) <= 12:
-        _legend(axes)
+    axes.set_xlabel(_named(report, report.curve_names[0]))
+    axes.set_ylabel(_named(report, report.curve_names[1]))
+    axes.grid()
 
 
 def _search(axes: Any, report: SweepReport, name: str) -> None:
-    """Every trial in the order of its start, and the best so far."""
-    better: Callable[..., float] = min if report.objective.startswith("minimize") else max
-    values = [float(v) for t in report.trials if isinstance(v := t.metrics.get(name), int | float)]
-    best = [better(values[: end + 1]) for end in range(len(values))]
-    order = range(1, len(values) + 1)
-    axes.plot(order, values, "o", markersize=4, alpha=0.6, label="trial")
-    axes.step(order, best, where="post", label="best so far")
-    axes.set_xlabel("finished trial")
-    axes.set_ylabel(name)
-    axes.grid(alpha=0.3)
-    _legend(axes)
+    """Every trial in the order of its start; of the objective, the best so far and pruned ones."""
+    direction, _, objective = report.objective.partition(" ")
+    found = [
+        (place, float(trial.metrics[name]))
+        for place, trial in enumerate(report.trials, start=1)
+        if is_number(trial.metrics.get(name))
+    ]
+    places, values = [place for place, _ in found], [value for _, value in found]
+    axes.plot(places, values, label="trial", **{**series(0), "linestyle": "none"})
+    if name == objective:
+        better: Callable[..., float] = min if direction == "minimize" else max
+        best = [better(values[: end + 1]) for end in range(len(values))]
+        axes.step(places, best, where="post", label="best so far", **series(1, marker=False))
+        pruned = [
+            (place, trial.last_value)
+            for place, trial in enumerate(report.trials, start=1)
+            if trial.last_value is not None
+        ]
+        if pruned:
+            how = {**series(2), "linestyle": "none", "marker": "x"}
+            axes.plot(*zip(*pruned, strict=True), label="pruned", **how)
+    axes.set_xlabel("trial, in the order of start")
+    count_along_x(axes)
+    axes.set_ylabel(_named(report, name))
+    axes.grid()
 
 
 DRAW: dict[str, Callable[..., None]] = {
@@ -234,7 +334,7 @@ def _varying(report: SweepReport) -> list[str]:
 def _label(report: SweepReport, group: SweepGroup, along: str = "") -> str:
     """What tells a group from the others, but for the axis it is drawn along."""
     keys = [key for key in _varying(report) if key != along]
-    return ", ".join(f"{_short(key)} {text(group.params[key])}" for key in keys)
+    return ", ".join(f"{_named(report, key)} {text(group.params[key])}" for key in keys)
 
 
 def _levels(report: SweepReport, key: str) -> list[Any]:
@@ -243,22 +343,18 @@ def _levels(report: SweepReport, key: str) -> list[Any]:
     for group in report.groups:
         if group.params[key] not in found:
             found.append(group.params[key])
-    return sorted(found) if found and all(_is_number(v) for v in found) else found
+    return sorted(found) if found and all(is_number(v) for v in found) else found
 
 
 def _numeric(report: SweepReport, key: str) -> bool:
-    return all(_is_number(level) for level in _levels(report, key))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return all(is_number(level) for level in _levels(report, key))
 
 
 def _values(report: SweepReport, group: SweepGroup, name: str) -> Sequence[float]:
     return [
         trial.metrics[name]
         for trial in report.trials
-        if trial.id in group.trials and _is_number(trial.metrics.get(name))
+        if trial.id in group.trials and is_number(trial.metrics.get(name))
     ]
 
 
