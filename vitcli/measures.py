@@ -79,6 +79,13 @@ def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
     return math.tan((low + high) / 2) * math.sqrt(freedom)
 
 
+def student_p(t: float, freedom: int) -> float:
+    """Two-sided p-value of Student's t with whole degrees of freedom."""
+    if freedom >= NORMAL_FROM:
+        return math.erfc(abs(t) / math.sqrt(2))
+    return max(0.0, 1 - _within(math.atan(abs(t) / math.sqrt(freedom)), freedom))
+
+
 def _within(angle: float, freedom: int) -> float:
     """P(|T| <= sqrt(freedom) tan(angle))."""
     sine, cosine = math.sin(angle), math.cos(angle)

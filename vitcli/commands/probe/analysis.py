@@ -1,245 +1,566 @@
-"""Is an encoder any good on these images: nearest neighbors and a linear probe on its vectors."""
+"""Is an encoder any good on these images, and which of several: `vitcli probe`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import json
+import os
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from vitcli.commands.embed.analysis import Watch, encode_folder
-from vitcli.commands.embed.encoder import checked
-from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.job import iterate_parts, load_manifest
-from vitcli.commands.embed.result import FolderOptions
-from vitcli.commands.encode.analysis import select_tokens
-from vitcli.commands.probe.result import ProbeResult, ProbeScore
-from vitcli.commands.train.datasets import Items, find_sets, recognized
-from vitcli.config.request import ModelRequest
-from vitcli.config.training import ImagesData
+from vitcli.commands.embed.job import MANIFEST, remembered
+from vitcli.commands.probe import evaluate, ranking
+from vitcli.commands.probe.evaluate import Answers, Splits
+from vitcli.commands.probe.labeled import (
+    Encoded,
+    Images,
+    ordered,
+    published_set,
+    read_vectors,
+    with_classes,
+    with_groups,
+    with_targets,
+)
+from vitcli.commands.probe.result import (
+    Agreement,
+    AgreementResult,
+    ClassScore,
+    Confusion,
+    Cost,
+    ProbeResult,
+    ProbeScore,
+    Ranked,
+    RankingResult,
+    RegressionScore,
+)
+from vitcli.commands.train.datasets import recognized
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.measures import wilson
-from vitcli.model import Model
+from vitcli.measures import CONFIDENCE, mean_interval, wilson
+from vitcli.model import Model, as_model
 
-SPLITS = ("train", "val", "valid", "validation", "test")
-_BATCH = 16
-_SEED = 0
+Source = Model | str | os.PathLike[str]
+Watch = Callable[[int, int, "Counter[str]"], None]
+Advance = Callable[[int, int], None]
 
-
-@dataclass
-class Labeled:
-    """Vectors (N, W) with a class each, and which of them are for testing, if that is given."""
-
-    model: str
-    weights: str
-    vectors: np.ndarray
-    labels: np.ndarray
-    is_test: np.ndarray | None
-    failed: int = 0
-    unlabelled: int = 0
+FEW_IMAGES = 5000
+"""Up to so many images cross-validation runs with SEEDS split seeds, above with two."""
+SEEDS = 5
+MOST_PAIRS = 10
 
 
-def from_vectors(folder: Path) -> Labeled:
-    """Vectors that `vitcli encode` wrote; the class is the first folder that paths do not share.
-
-    Below `train` with one of `val`, `valid`, `validation`, `test` beside it, it is the second, and
-    `train` is what is learned from.
-
-    Raises:
-        VitcliError: no vectors there, or parts are missing.
-    """
-    settings = load_manifest(folder)["settings"]
-    names: list[list[str]] = []
-    arrays: list[np.ndarray] = []
-    failed = 0
-    for part in iterate_parts(folder):
-        good = part.good
-        failed += int((~good).sum())
-        names += [name.split("/")[:-1] for name, ok in zip(part.names, good, strict=True) if ok]
-        arrays.append(part.arrays["vector"][good].astype(np.float32))
-    names = _unshared(names)
-    tops = {folders[0] for folders in names if folders}
-    split = "train" in tops and len(tops) > 1 and tops <= set(SPLITS)
-    depth = 1 if split else 0
-    kept = np.array([len(folders) > depth for folders in names], dtype=bool)
-    labels = [folders[depth] for folders in names if len(folders) > depth]
-    is_test = [folders[0] != "train" for folders in names if len(folders) > depth]
-    return Labeled(
-        settings["model"],
-        settings["weights"],
-        np.concatenate(arrays)[kept],
-        np.array([printable(label) for label in labels], dtype=object),
-        np.array(is_test) if split else None,
-        failed,
-        int((~kept).sum()),
-    )
-
-
-def _unshared(names: list[list[str]]) -> list[list[str]]:
-    """Folders of paths without those that all begin with; as they are if all are the same."""
-    first, last = min(names, default=[]), max(names, default=[])
-    parting = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    shared = next(parting, min(len(first), len(last))) if first != last else 0
-    return [folders[shared:] for folders in names]
-
-
-def from_images(
-    request: ModelRequest,
-    model: Model,
-    folder: Path,
-    out: Path | None,
-    options: FolderOptions,
-    watch: Watch,
+def probe(
+    folder: str | os.PathLike[str],
+    model: Source | Iterable[Source] | None = None,
+    *,
+    k: int = 20,
+    folds: int = 5,
+    seeds: int | None = None,
+    layers: str | None = None,
+    groups: str | None = None,
+    targets: str | os.PathLike[str] | None = None,
+    unlabeled: bool = False,
+    confusion: bool = False,
     limit: int | None = None,
-) -> Labeled:
-    """Encode folders of classes (into `out`, where it is kept), or a published set's files.
+    out: str | os.PathLike[str] | None = None,
+    tokens: str = "pooled",
+    workers: int | None = None,
+    watch: Watch = lambda done, total, failures: None,
+    advance: Advance = lambda done, total: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> ProbeResult | RankingResult | AgreementResult:
+    """Accuracy of nearest neighbors and of a linear probe on vectors of labeled images.
 
-    `limit` takes that many images of each half of a published set, drawn at random.
+    With several encoders, or several layers, a ranking with paired differences on the same images.
+
+    Neighbors: each of the `k` nearest by cosine votes with exp(cosine / 0.07) (Caron et al. 2021);
+    k is at most the images of the smallest class that are learned from. Linear: logistic regression
+    (C = 1) on standardized vectors; ridge for numbers. What is tested is never learned from:
+    images with identical vectors, or of one group, stay on one side.
+
+    Args:
+        folder: vectors that `vitcli embed` wrote, a folder per class, or a published set's files.
+        model: of images, the encoder or several: a model or what `vitcli.load` takes first.
+        folds, seeds: of cross-validation, where the folders give no split.
+        layers: `all` or numbers with commas: each layer that the vectors hold.
+        groups: `parent` or a CSV of path and group.
+        targets: a CSV of path and number, to predict numbers instead of classes.
+        unlabeled: rank by agreement about nearest neighbors; this is not accuracy.
+        confusion: with the whole confusion matrix in the result.
+        limit: images of each half of a published set.
+        out: where vectors of images are kept.
+        say: receives one line for each fact worth knowing before the result.
 
     Raises:
-        VitcliError: nothing there to tell classes by, or scikit-learn is missing.
+        VitcliError: nothing to tell classes by, too few images, or scikit-learn is missing.
     """
-    checked(model, options)
-    _sklearn()  # told before hours of encoding
+    folder = Path(folder)
+    single = model is None or isinstance(model, Model | str | os.PathLike)
+    sources: list[Source] = [] if model is None else [model] if single else list(model)  # type: ignore[arg-type, list-item]
+    evaluate.sklearn()  # told before hours of encoding
+    models = [as_model(source) for source in sources]
+    with contextlib.ExitStack() as stack:
+        images = _encoded(folder, models, layers, limit, out, tokens, workers, watch, say, stack)
+        cost = _costs(models, folder, advance) if len(models) > 1 else []
+    if unlabeled:
+        return _agreement(folder, images, k)
+    if targets is not None:
+        images = with_targets(images, Path(targets))
+    elif images.labels is None:
+        images = with_classes(images)
+    trial = _Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
+    if len(images.encoders) == 1 and layers is None:
+        return trial.single()
+    return trial.ranking(cost, advance if not cost else lambda done, total: None)
+
+
+def _encoded(
+    folder: Path,
+    models: Sequence[Model],
+    layers: str | None,
+    limit: int | None,
+    out: str | os.PathLike[str] | None,
+    tokens: str,
+    workers: int | None,
+    watch: Watch,
+    say: Callable[[str], None],
+    stack: contextlib.ExitStack,
+) -> Images:
+    """The vectors in a folder, or those of each model on the images in it."""
+    if (folder / MANIFEST).is_file():
+        if models:
+            raise VitcliError(
+                f"{printable(folder)} holds vectors: a model cannot change them",
+                f"vitcli probe {folder}",
+            )
+        return read_vectors([folder], layers)
+    if not models:
+        raise VitcliError(
+            f"{printable(folder)}: no vectors of `vitcli embed` in there",
+            "add the encoder: --weights SOURCE or --preset NAME",
+        )
     if recognized(folder) != "folder":
-        train, test, classes = find_sets(folder, ImagesData(), _SEED)
-        halves = [_drawn(train, limit), _drawn(test, limit)]
-        total = sum(len(places) for _, places in halves)
-        vectors, labels = [], []
-        for items, places in halves:
-            for start in range(0, len(places), _BATCH):
-                group = [items[int(place)] for place in places[start : start + _BATCH]]
-                vectors.append(_encoded(model, [image for image, _ in group], options.kind))
-                labels += [classes[label] for _, label in group]
-                watch(len(labels), total, Counter())
-        is_test = np.arange(total) >= len(halves[0][1])
-        stacked = np.concatenate(vectors)
-        return Labeled(model.name, model.weights, stacked, np.array(labels, object), is_test)
+        return published_set(models, folder, tokens, limit, lambda i, n: watch(i, n, Counter()))
     if limit is not None:
         raise VitcliError("--limit is for a published set's files", "leave out --limit")
-    if not any(child.is_dir() for child in folder.iterdir()):
+    places = [_place(folder, one, number, len(models), tokens, layers, out, stack)
+              for number, one in enumerate(models, start=1)]
+    if len(models) > 1:
+        say(f"vectors are kept in {printable(places[0].parent)}")
+    for one, place in zip(models, places, strict=True):
+        _embed(one, folder, place, tokens, layers, workers, watch)
+    return read_vectors(places, layers)
+
+
+def _place(
+    folder: Path,
+    model: Model,
+    number: int,
+    models: int,
+    tokens: str,
+    layers: str | None,
+    out: str | os.PathLike[str] | None,
+    stack: contextlib.ExitStack,
+) -> Path:
+    """Where a model's vectors go: `out`, or for several models a folder of each in the cache."""
+    if models == 1:
+        if out is not None:
+            return Path(out)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vitcli-")))
+    asked = remembered(model.request) if model.request else {"id": id(model)}
+    what = {"request": asked, "tokens": tokens, "layers": layers}
+    name = f"{model.name}-{_digest(what)}".replace(os.sep, "-")
+    if out is not None:
+        parent = Path(out)
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        parent = cache / "vitcli" / "probe" / _digest(list(_state(folder)))
+    (parent / name).mkdir(parents=True, exist_ok=True)
+    return parent / name
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _state(folder: Path) -> Iterator[Any]:
+    """What a folder holds: names, sizes and times, so that a changed folder is another one."""
+    yield str(folder.resolve())
+    for path, _, files in sorted(os.walk(folder)):
+        for name in sorted(files):
+            with contextlib.suppress(OSError):
+                status = os.stat(os.path.join(path, name))  # noqa: PTH116, PTH118 (any bytes)
+                yield [path, name, status.st_size, status.st_mtime_ns]
+
+
+def _costs(models: Sequence[Model], folder: Path, advance: Advance) -> list[Cost]:
+    suffixes = (".jpg", ".jpeg", ".png", ".webp")
+    files = [str(p) for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes][:200]
+
+    def read(path: str) -> object:
+        return preprocess(decode(path).image, models[0].preprocessing)
+
+    return ranking.costs(models, lambda: ranking.decode_seconds(read, files), advance)
+
+
+@dataclasses.dataclass
+class _Trial:
+    """The images with labels, split once for all encoders."""
+
+    folder: Path
+    images: Images
+    k: int
+    folds: int
+    seeds: int | None
+    confusion: bool
+
+    def __post_init__(self) -> None:
+        images = self.images
+        self.classes: list[str] = []
+        self.numbers = np.zeros(len(images.names), int)
+        groups = self._groups(images)
+        if not images.regression:
+            assert images.labels is not None
+            keep = self._testable(images, groups)
+            images = dataclasses.replace(
+                images.kept(keep), unlabelled=images.unlabelled + int((~keep).sum())
+            )
+            assert images.labels is not None
+            self.classes, self.numbers = ordered(images.labels)
+            groups = self._groups(images)
+        if len(images.names) < 4 or (not images.regression and len(self.classes) < 2):
+            of = "groups" if images.groups is not None else "images"
+            raise VitcliError(
+                f"{printable(self.folder)}: {len(self.classes)} classes of at least two {of} "
+                f"that are not identical (got {len(images.names)} images, expected 2 classes)",
+                "put a folder for each class into it, with different images in each",
+            )
+        self.images, self.left_out = images, 0
+        self.grouped = len(np.unique(groups))
+        vectors = [encoder.vectors for encoder in images.encoders]
+        same = evaluate.join_groups(vectors)
+        self.duplicates = int((np.bincount(same)[same] > 1).sum())
+        if images.is_test is not None:
+            self.splits, self.left_out = evaluate.given_split(images.is_test, groups)
+            if not len(self.splits.rounds[0][1]):
+                raise VitcliError(
+                    f"{printable(self.folder)}: no test image is of a class that is learned from "
+                    "and differs from all that are learned from",
+                    "check which images are in train and in test",
+                )
+        else:
+            seeds = self.seeds or (SEEDS if len(images.names) <= FEW_IMAGES else 2)
+            self.splits = evaluate.cross_validation(self.numbers, groups, self.folds, seeds)
+            if self.splits.folds < 2:
+                raise VitcliError(
+                    f"{printable(self.folder)}: all images are in one group", "use other --groups"
+                )
+        self.tested = np.concatenate([test for _, test in self.splits.rounds])
+        if not images.regression:
+            smallest = evaluate.smallest_class(self.numbers, self.splits)
+            self.k = max(1, min(self.k, smallest))
+
+    def _groups(self, images: Images) -> np.ndarray:
+        vectors = [encoder.vectors for encoder in images.encoders]
+        return evaluate.join_groups(vectors, images.groups)
+
+    def _testable(self, images: Images, groups: np.ndarray) -> np.ndarray:
+        """Images of classes that are learned from, or that have two groups."""
+        assert images.labels is not None
+        classes, numbers = ordered(images.labels)
+        if images.is_test is not None:
+            learned = np.isin(np.arange(len(classes)), numbers[~images.is_test])
+            return np.asarray(learned[numbers])
+        return np.asarray((evaluate.groups_per_class(numbers, groups) > 1)[numbers])
+
+    def single(self) -> ProbeResult:
+        (encoder,) = self.images.encoders
+        scores, regression, answers = self._scores(encoder)
+        per_class, pairs, matrix = self._by_class(answers)
+        name, share = self._largest()
+        code, words = self._verdict(scores, regression)
+        return ProbeResult(
+            folder=str(self.folder),
+            model=encoder.model,
+            weights=encoder.weights,
+            width=encoder.vectors.shape[1],
+            images=len(self.images.names),
+            classes=tuple(self.classes),
+            protocol=self.splits.words,
+            largest_share=share,
+            failed=self.images.failed,
+            unlabelled=self.images.unlabelled,
+            scores=scores,
+            verdict=words,
+            verdict_code=code,
+            largest_class=name,
+            duplicates=self.duplicates,
+            left_out=self.left_out,
+            groups=self.grouped,
+            per_class=per_class,
+            confusions=pairs,
+            regression=regression,
+            confusion_matrix=matrix,
+        )
+
+    def _scores(
+        self, encoder: Encoded
+    ) -> tuple[tuple[ProbeScore, ...], RegressionScore | None, Answers]:
+        """Scores of an encoder, and the answers of its linear model."""
+        if self.images.regression:
+            assert self.images.labels is not None
+            targets = self.images.labels
+            answers = evaluate.regress(encoder.vectors, targets, self.splits)
+            low, high = evaluate.mean_interval_of(answers, self.splits)
+            gaps = [
+                np.abs(said - targets[test])
+                for said, (_, test) in zip(answers.said, self.splits.rounds, strict=True)
+            ]
+            error = float(np.concatenate(gaps).mean())
+            score = RegressionScore("ridge", 1 - answers.mean, 1 - high, 1 - low, error)
+            return (), score, answers
+        found = dict(evaluate.classify(encoder.vectors, self.numbers, self.splits, self.k))
+        scores = []
+        for method, answers in found.items():
+            right, tested = int(sum(r.sum() for r in answers.rounds)), len(self.tested)
+            low, high = evaluate.accuracy_interval(answers, self.splits)
+            scores.append(
+                ProbeScore(method, right, tested, right / tested, low, high, answers.converged)
+            )
+        return tuple(scores), None, answers
+
+    def _largest(self) -> tuple[str, float]:
+        """The largest class among those tested, and its share."""
+        if self.images.regression:
+            return "", 0.0
+        counts = np.bincount(self.numbers[self.tested], minlength=len(self.classes))
+        return self.classes[int(counts.argmax())], float(counts.max() / counts.sum())
+
+    def _by_class(
+        self, answers: Answers
+    ) -> tuple[tuple[ClassScore, ...], tuple[Confusion, ...], tuple[tuple[int, ...], ...]]:
+        """Each class, pairs of classes that are confused, and the matrix if it is asked for."""
+        if self.images.regression:
+            return (), (), ()
+        count = len(self.classes)
+        matrix = np.zeros((count, count), int)  # [is, said]
+        once = slice(self.splits.folds)
+        for (_, test), said in zip(self.splits.rounds[once], answers.said[once], strict=True):
+            np.add.at(matrix, (self.numbers[test], said), 1)
+        tested = matrix.sum(1)
+        scores = [
+            ClassScore(name, int(right), int(n), right / n, *wilson(int(right), int(n)))
+            for name, right, n in zip(self.classes, matrix.diagonal(), tested, strict=True)
+            if n
+        ]
+        wrong = matrix - np.diag(matrix.diagonal())
+        pairs = [
+            Confusion(self.classes[i], self.classes[j], int(wrong[i, j]), wrong[i, j] / tested[i])
+            for i, j in np.argwhere(wrong)
+        ]
+        pairs.sort(key=lambda pair: (-pair.count, -pair.share))
+        whole = tuple(tuple(row) for row in matrix.tolist()) if self.confusion else ()
+        return (
+            tuple(sorted(scores, key=lambda score: score.accuracy)),
+            tuple(pairs[:MOST_PAIRS]),
+            whole,
+        )
+
+    def _verdict(
+        self, scores: Sequence[ProbeScore], regression: RegressionScore | None
+    ) -> tuple[str, str]:
+        on = f"on {len(self.images.names):,} images"
+        if regression is not None:
+            code = "better" if regression.low > 0 else "no better"
+            words = f"R² {regression.r2:.3f} [{regression.low:.3f}, {regression.high:.3f}] {on}"
+            if code == "no better":
+                words = f"no better than always saying the mean: {words}"
+            return code, words
+        name, share = self._largest()
+        facts = ", ".join(
+            f"{s.method} {s.accuracy:.1%} [{s.low:.1%}, {s.high:.1%}]" for s in reversed(scores)
+        )
+        always = f"always saying {name!r} is right for {share:.1%}"
+        of = f"{on} of {len(self.classes):,} classes"
+        if any(score.low > share for score in scores):
+            return "better", f"{facts} {of}; {always}"
+        return "no better", f"no better than always saying {name!r} ({share:.1%}): {facts} {of}"
+
+    def ranking(self, cost: Sequence[Cost], advance: Advance) -> RankingResult:
+        """All encoders, best first by the linear probe, and differences to the best."""
+        found = []
+        for place, encoder in enumerate(self.images.encoders):
+            found.append((encoder, *self._scores(encoder), cost[place] if cost else None))
+            advance(place + 1, len(self.images.encoders))
+        # A stable sort: of equal ones the first named comes first.
+        sign = -1.0 if self.images.regression else 1.0
+        found.sort(key=lambda item: -sign * item[3].mean)
+        best = found[0][3]
+        gaps = [
+            ranking.paired(best, item[3], self.splits, not self.images.regression)
+            for item in found[1:]
+        ]
+        adjusted = ranking.holm([gap.p for gap in gaps])
+        differences = [None] + [
+            dataclasses.replace(gap, p_holm=p) for gap, p in zip(gaps, adjusted, strict=True)
+        ]
+        names = _names([item[0] for item in found])
+        ranked = tuple(
+            Ranked(
+                name=name,
+                model=encoder.model,
+                weights=encoder.weights,
+                layer=encoder.layer,
+                width=encoder.vectors.shape[1],
+                vectors=encoder.kept,
+                scores=scores,
+                regression=regression,
+                difference=difference,
+                cost=one,
+            )
+            for name, (encoder, scores, regression, _, one), difference in zip(
+                names, found, differences, strict=True
+            )
+        )
+        per_class, pairs, matrix = self._by_class(best)
+        largest, share = self._largest()
+        code, words = self._ranking_verdict(ranked)
+        timing = (
+            f"images per second: median of {ranking.TIMED_ROUNDS} passes of "
+            f"{ranking.TIMED_BATCH} images, the encoders in turn; 100,000 images: the slower of "
+            "the encoder and of decoding on all cores"
+        )
+        return RankingResult(
+            folder=str(self.folder),
+            images=len(self.images.names),
+            classes=tuple(self.classes),
+            protocol=self.splits.words,
+            largest_class=largest,
+            largest_share=share,
+            failed=self.images.failed,
+            unlabelled=self.images.unlabelled,
+            duplicates=self.duplicates,
+            left_out=self.left_out,
+            groups=self.grouped,
+            ranked=ranked,
+            per_class=per_class,
+            confusions=pairs,
+            timing=timing if cost else "",
+            verdict=words,
+            verdict_code=code,
+            confusion_matrix=matrix,
+        )
+
+    def _ranking_verdict(self, ranked: Sequence[Ranked]) -> tuple[str, str]:
+        best, images = ranked[0], f"on these {len(self.images.names):,} images"
+        code, words = self._verdict(best.scores, best.regression)
+        if code == "no better":
+            return code, f"the best one, {best.name}, is {words}"
+        gaps = [(one, one.difference) for one in ranked[1:] if one.difference]
+        tied = [one.name for one, gap in gaps if gap.p_holm >= ranking.ALPHA]
+        if tied:
+            return "not told apart", (
+                f"{' and '.join([best.name, *tied])} cannot be told apart {images}; "
+                f"{best.name}: {words}"
+            )
+        second = f", {_gap(gaps[0][1], self.images.regression)} above {gaps[0][0].name}" if gaps else ""
+        return "one best", f"{best.name} is best{second} {images}: {words}"
+
+
+def _gap(gap: Any, regression: bool) -> str:
+    if regression:
+        return f"{gap.accuracy:.3f} [{gap.low:.3f}, {gap.high:.3f}] of R²"
+    return f"{100 * gap.accuracy:.1f} points [{100 * gap.low:.1f}, {100 * gap.high:.1f}]"
+
+
+def _names(encoders: Sequence[Encoded]) -> list[str]:
+    """Short names that differ: of layers, of models, else with their weights."""
+    if all(encoder.layer is not None for encoder in encoders):
+        several = len({(e.model, e.weights) for e in encoders}) > 1
+        return [f"{f'{e.model} ' * several}layer {e.layer}" for e in encoders]
+    counts = Counter(encoder.model for encoder in encoders)
+    return [
+        e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders
+    ]
+
+
+def _agreement(folder: Path, images: Images, k: int) -> AgreementResult:
+    """Encoders by how much they agree with the others about which images are similar."""
+    if len(images.encoders) < 2:
         raise VitcliError(
-            f"{folder}: no folders in there, so no classes",
-            "a folder for each class, with images in them",
+            f"{printable(folder)}: agreement needs two encoders or layers",
+            "name several with --weights and --preset, or vectors with --layers all",
         )
-    with contextlib.ExitStack() as stack:
-        kept = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vitcli-")))
-        encode_folder(request, model, Listing((str(folder),)), kept, options, watch)
-        return from_vectors(kept)
-
-
-def _drawn(items: Items, limit: int | None) -> tuple[Items, np.ndarray]:
-    order = np.random.default_rng(_SEED).permutation(len(items))
-    return items, np.sort(order[:limit])
-
-
-def _encoded(model: Model, pictures: Sequence[Any], kind: str) -> np.ndarray:
-    pixels = [preprocess(picture.convert("RGB"), model.preprocessing) for picture in pictures]
-    batch = torch.from_numpy(np.stack(pixels)).to(model.device, model.dtype)
-    with torch.inference_mode():
-        return select_tokens(model, model.encoder(batch), kind).astype(np.float32)
-
-
-def probe(folder: Path, data: Labeled, k: int = 20, folds: int = 5) -> ProbeResult:
-    """Accuracy of nearest neighbors and of a linear classifier, both from scikit-learn.
-
-    Neighbors: majority of the `k` nearest by cosine, or of all where there are fewer. Linear:
-    logistic regression (C = 1) on standardized vectors. What is tested is never learned from: the
-    given split, or each image once in stratified cross-validation, with fewer folds where a class
-    has fewer images. The interval is Wilson's for as many independent trials as images tested
-    (Wilson 1927).
-
-    Raises:
-        VitcliError: fewer than two classes of two images, or scikit-learn is missing.
-    """
-    sklearn = _sklearn()
-    counts = Counter(data.labels)
-    keep = np.array([counts[label] > 1 for label in data.labels], dtype=bool)
-    if data.is_test is not None:
-        keep = np.isin(data.labels, np.unique(data.labels[~data.is_test].astype(str)))
-    vectors, labels = data.vectors[keep], data.labels[keep].astype(str)
-    classes, numbers = np.unique(labels, return_inverse=True)
-    if len(classes) < 2:
-        raise VitcliError(
-            f"{printable(folder)}: {len(classes)} classes of at least two images",
-            "a folder for each class, with images in them",
+    count, number = len(images.encoders), len(images.names)
+    k = min(k, number - 2)
+    if k < 1:
+        raise VitcliError(f"{printable(folder)}: {number} images", "at least 4 images")
+    nearest = [ranking.nearest_rows(encoder.vectors, k) for encoder in images.encoders]
+    shared = np.ones((count, count, number))
+    for i in range(count):
+        for j in range(i):
+            shared[i, j] = shared[j, i] = ranking.shared_neighbors(nearest[i], nearest[j])
+    chosen = np.random.default_rng(0).permutation(number)[: ranking.CKA_IMAGES]
+    cka = ranking.cka_matrix([encoder.vectors[chosen] for encoder in images.encoders])
+    others = ~np.eye(count, dtype=bool)
+    by_image = np.stack([shared[i][others[i]].mean(0) for i in range(count)])  # (E, N)
+    order = np.argsort(-by_image.mean(1), kind="stable")
+    names = _names(images.encoders)
+    ranked = []
+    for i in order:
+        mean, low, high = mean_interval(by_image[i].tolist())
+        encoder = images.encoders[i]
+        ranked.append(
+            Agreement(
+                name=names[i],
+                model=encoder.model,
+                weights=encoder.weights,
+                layer=encoder.layer,
+                width=encoder.vectors.shape[1],
+                vectors=encoder.kept,
+                neighbors=mean,
+                low=max(low, 0.0),
+                high=min(high, 1.0),
+                cka=float(cka[i][others[i]].mean()),
+            )
         )
-    rounds, protocol = _rounds(sklearn, numbers, data, keep, folds)
-    tested = np.concatenate([test for _, test in rounds])
-    scores = []
-    for method, make in _methods(sklearn, min(k, *(len(train) for train, _ in rounds))).items():
-        right, converged = 0, True
-        for train, test in rounds:
-            classifier = make()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                classifier.fit(vectors[train], numbers[train])
-            converged &= not any("converge" in str(w.message) for w in caught)
-            right += int((classifier.predict(vectors[test]) == numbers[test]).sum())
-        low, high = wilson(right, len(tested))
-        scores.append(
-            ProbeScore(method, right, len(tested), right / len(tested), low, high, converged)
-        )
-    return ProbeResult(
+    first, rest = order[0], order[1:]
+    confidence = 1 - (1 - CONFIDENCE) / len(rest)
+    tied = [
+        names[i]
+        for i in rest
+        if not mean_interval((by_image[first] - by_image[i]).tolist(), confidence)[1] > 0
+    ]
+    caution = "this is agreement about similar images, not accuracy"
+    if tied:
+        code = "not told apart"
+        words = f"{' and '.join([names[first], *tied])} agree equally with the others; {caution}"
+    else:
+        code = "most agreement"
+        words = f"{names[first]} agrees most with the others on {number:,} images; {caution}"
+    return AgreementResult(
         folder=str(folder),
-        model=data.model,
-        weights=data.weights,
-        width=vectors.shape[1],
-        images=len(vectors),
-        classes=tuple(classes.tolist()),
-        protocol=protocol,
-        largest_share=float(np.bincount(numbers[tested]).max() / len(tested)),
-        failed=data.failed,
-        unlabelled=data.unlabelled + int((~keep).sum()),
-        scores=tuple(scores),
+        images=number,
+        k=k,
+        failed=images.failed,
+        ranked=tuple(ranked),
+        neighbors=_matrix(shared.mean(2), order),
+        cka=_matrix(cka, order),
+        cka_images=len(chosen),
+        verdict=words,
+        verdict_code=code,
     )
 
 
-def _rounds(
-    sklearn: Any, numbers: np.ndarray, data: Labeled, keep: np.ndarray, folds: int
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
-    if data.is_test is not None:
-        test = data.is_test[keep]
-        train_rows, test_rows = np.flatnonzero(~test), np.flatnonzero(test)
-        if not len(test_rows):
-            raise VitcliError("no class of the test images is among those to learn from")
-        protocol = f"learned from {len(train_rows):,} images, tested on {len(test_rows):,} others"
-        return [(train_rows, test_rows)], protocol
-    folds = min(folds, int(np.bincount(numbers).min()))
-    splitter = sklearn.model_selection.StratifiedKFold(folds, shuffle=True, random_state=_SEED)
-    return list(splitter.split(numbers, numbers)), f"{folds}-fold cross-validation"
-
-
-def _methods(sklearn: Any, k: int) -> dict[str, Any]:
-    def neighbors() -> Any:
-        return sklearn.neighbors.KNeighborsClassifier(k, metric="cosine")
-
-    def linear() -> Any:
-        return sklearn.pipeline.make_pipeline(
-            sklearn.preprocessing.StandardScaler(),
-            sklearn.linear_model.LogisticRegression(max_iter=1000),
-        )
-
-    return {f"{k} nearest neighbors": neighbors, "linear probe": linear}
-
-
-def _sklearn() -> Any:
-    try:
-        import sklearn
-        import sklearn.linear_model
-        import sklearn.model_selection
-        import sklearn.neighbors
-        import sklearn.pipeline
-        import sklearn.preprocessing
-    except ImportError as error:
-        raise VitcliError("probe needs scikit-learn", "pip install 'vitcli[probe]'") from error
-    return sklearn
+def _matrix(values: np.ndarray, order: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in values[np.ix_(order, order)].tolist())
