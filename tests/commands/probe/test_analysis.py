@@ -1,4 +1,4 @@
-"""Accuracies that are known beforehand, and intervals from the closed form."""
+"""Accuracies that are known beforehand, and what the command makes of folders."""
 
 from __future__ import annotations
 
@@ -7,74 +7,113 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import vitcli
+from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
-from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.result import FolderOptions
-from vitcli.commands.probe.analysis import Labeled, probe
-from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
+from vitcli.commands.probe.analysis import Trial
+from vitcli.commands.probe.result import ProbeResult
 from vitcli.errors import VitcliError
-from vitcli.model import load_model
-
-SETTINGS = [
-    f"encoder.{s}" for s in ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
-]
-SMALL = [f"--set={setting}" for setting in SETTINGS] + ["--image-size=16"]
-REQUEST = ModelRequest(settings=tuple(map(parse_setting, SETTINGS)), image_size=(16, 16))
 
 
-def labeled(vectors: np.ndarray, labels: list[str], is_test: np.ndarray | None = None) -> Labeled:
-    return Labeled("m", "w", vectors, np.array(labels, object), is_test)
+def single(*arguments: Any, k: int = 20, folds: int = 5, **more: Any) -> ProbeResult:
+    return Trial(Path("x"), labeled(*arguments, **more), k, folds).single()
 
 
 def test_classes_that_are_apart_are_all_told_and_noise_is_not() -> None:
-    rng = np.random.default_rng(0)
-    labels = [name for name in "abc" for _ in range(30)]
-    centers = np.repeat(np.eye(3, 8) * 20, 30, axis=0)
-    apart = probe(Path("x"), labeled(centers + rng.normal(size=(90, 8)), labels), k=5)
-    assert [score.accuracy for score in apart.scores] == [1.0, 1.0]
-    assert apart.protocol == "5-fold cross-validation"
-    assert apart.largest_share == pytest.approx(1 / 3)
-    noise = probe(Path("x"), labeled(rng.normal(size=(90, 8)), labels), k=5)
+    result = single(*blobs(30, 3, 20.0), k=5)
+    assert [score.accuracy for score in result.scores] == [1.0, 1.0]
+    assert result.protocol == "5-fold cross-validation with 5 split seeds"
+    assert result.largest_share == pytest.approx(1 / 3)
+    assert result.verdict_code == "better" and "always saying 'a' is right" in result.verdict
+    noise = single(*blobs(30, 3, 0.0), k=5)
     for score in noise.scores:
-        assert score.tested == 90 and score.low < 1 / 3 < score.high
+        assert score.tested == 5 * 90 and score.low < 1 / 3 < score.high
+    assert noise.verdict_code == "no better"
+    assert noise.verdict.startswith("no better than always saying 'a' (33.3%)")
 
 
-def test_neighbors_are_counted_by_direction_not_length() -> None:
-    angles = np.array([0.0, 0.1, 0.2, 1.3, 1.4, 1.5])
-    lengths = np.array([1.0, 100, 5, 1, 100, 5])
-    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1) * lengths[:, None]
-    result = probe(Path("x"), labeled(vectors, list("aaabbb")), k=1, folds=3)
-    assert result.scores[0].correct == 6
+def test_small_classes_are_found_by_neighbors_too() -> None:
+    """Three classes of five: k = 20 of 12 images would vote for whatever is most frequent."""
+    result = single(*blobs(5, 3, 20.0))
+    assert [score.method for score in result.scores] == ["4 nearest neighbors", "linear probe"]
+    assert [score.accuracy for score in result.scores] == [1.0, 1.0]
 
 
-def test_no_more_neighbors_are_claimed_than_there_were() -> None:
-    vectors = np.random.default_rng(0).normal(size=(8, 4))
-    result = probe(Path("x"), labeled(vectors, ["a", "b"] * 4), k=20)
-    assert result.protocol == "4-fold cross-validation"  # that leaves six to learn from
-    assert [score.method for score in result.scores] == ["6 nearest neighbors", "linear probe"]
+def test_copies_never_stand_on_both_sides() -> None:
+    """30 pictures, four copies each, random labels: nothing can be learned."""
+    rng = np.random.default_rng(0)
+    vectors = np.tile(rng.normal(size=(30, 8)), (4, 1))
+    labels = [str(label) for label in rng.integers(0, 2, 120)]
+    result = single(vectors, labels)
+    assert result.duplicates == 120 and result.groups == 30
+    for score in result.scores:
+        assert score.accuracy < 0.75 and score.high - score.low > 0.25
+    assert result.verdict_code == "no better"
+
+
+def test_groups_stay_on_one_side() -> None:
+    """Near-copies of 24 pictures with random labels: without groups they look easy."""
+    rng = np.random.default_rng(1)
+    names = np.repeat(np.arange(24), 5)
+    vectors = rng.normal(size=(24, 8))[names] + 1e-3 * rng.normal(size=(120, 8))
+    labels = [str(label) for label in np.repeat(rng.integers(0, 2, 24), 5)]
+    assert single(vectors, labels, k=3).scores[0].accuracy > 0.95
+    grouped = single(vectors, labels, groups=[str(name) for name in names], k=3)
+    assert grouped.groups == 24 and grouped.scores[0].accuracy < 0.8
 
 
 def test_a_given_split_is_kept() -> None:
-    vectors = np.array([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0], [0, 1], [1, 0]])
-    is_test = np.array([False] * 4 + [True] * 3)
-    # The last one's class was never learned from, the one before is mislabeled on purpose.
-    result = probe(Path("x"), labeled(vectors, ["a", "a", "b", "b", "a", "a", "z"], is_test), k=1)
+    vectors = np.array([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1], [2, 0], [0, 2], [3, 0], [1, 0.1]])
+    is_test = np.array([False] * 4 + [True] * 4)
+    # The classes of the last but one were never learned from; the one before it is mislabeled on
+    # purpose; the last one is a copy of an image that is learned from.
+    labels = ["a", "a", "b", "b", "a", "a", "z", "a"]
+    result = single(vectors, labels, is_test, k=1)
     assert result.protocol == "learned from 4 images, tested on 2 others"
     assert [(s.correct, s.tested) for s in result.scores] == [(1, 2), (1, 2)]
-    assert result.unlabelled == 1
+    assert (result.unlabelled, result.left_out) == (1, 1)
 
 
 def test_too_few_to_say() -> None:
     with pytest.raises(VitcliError, match="1 classes of at least two images"):
-        probe(Path("x"), labeled(np.eye(4), ["a", "a", "b", "c"]))
+        single(np.eye(4), ["a", "a", "b", "c"])
+    with pytest.raises(VitcliError, match="0 classes of at least two groups"):
+        single(np.random.default_rng(0).normal(size=(8, 3)), list("aaaabbbb"), groups="xxxxyyyy")
+
+
+def test_confusions_name_the_worst_pairs() -> None:
+    """`a` and `b` come from one cloud, `c` is far away."""
+    vectors, _ = blobs(40, 2, 8.0)
+    labels = ["a", "b"] * 20 + ["c"] * 40
+    result = Trial(Path("x"), labeled(vectors, labels), confusion=True).single()
+    assert {(pair.is_class, pair.said_class) for pair in result.confusions} == {
+        ("a", "b"),
+        ("b", "a"),
+    }
+    assert result.per_class[-1].name == "c" and result.per_class[-1].accuracy == 1.0
+    matrix = np.array(result.confusion_matrix)
+    assert matrix.sum(1).tolist() == [20, 20, 40]
+    first = result.confusions[0]
+    assert first.count == matrix["ab".index(first.is_class), "ab".index(first.said_class)]
+    assert first.share == first.count / 20
+
+
+def test_numbers_are_predicted_by_ridge() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(80, 4)).astype(np.float32)
+    values = vectors @ np.array([1.0, 2, 3, 4]) + 0.5 * rng.normal(size=80)
+    result = single(vectors, values)
+    assert result.regression is not None and result.scores == ()
+    assert result.regression.low < 1 - 0.25 / values.var() < result.regression.high
+    assert result.verdict.startswith("R² 0.9") and result.verdict_code == "better"
+    assert single(vectors, rng.normal(size=80)).verdict_code == "no better"
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -82,7 +121,7 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
 
 
-def answer(*arguments: str | Path, code: int = 0) -> dict[str, object]:
+def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     result = CliRunner().invoke(app, ["probe", *map(str, arguments), "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout) if code == 0 else {"error": result.stderr}
@@ -101,42 +140,78 @@ def test_files_of_fashion_mnist(tmp_path: Path) -> None:
     said = answer(folder, *SMALL, "--limit", "30", "--k", "3")
     assert said["classes"] == ["T-shirt/top", "Trouser"]
     assert said["protocol"] == "learned from 30 images, tested on 20 others"
-    assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]  # type: ignore[attr-defined]
+    assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]
 
 
 def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 6), ("val", 3)):
-        for name, level in (("dark", 20), ("light", 200)):
-            folder = tmp_path / "in" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = (level + rng.integers(0, 20, (20, 20, 3))).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    (tmp_path / "in/val/dark/bad.png").write_bytes(b"")
+    for number, (split, count) in enumerate((("Train", 6), ("valid", 3))):
+        write_pictures(tmp_path / "in" / split, {"dark": 20, "light": 200}, count, number)
+    (tmp_path / "in/valid/dark/bad.png").write_bytes(b"")
     said = answer(tmp_path / "in", *SMALL, "--k", "3", "--workers", "1", "--out", tmp_path / "out")
     assert said["protocol"] == "learned from 12 images, tested on 6 others"
-    assert [s["correct"] for s in said["scores"]] == [6, 6]  # type: ignore[attr-defined]
+    assert [s["correct"] for s in said["scores"]] == [6, 6]
     assert said["failed"] == 1
     again = answer(tmp_path / "out", "--k", "3")
-    assert {**again, "folder": ""} == {**said, "folder": ""}
-    # The same classes where the inputs were named one by one, from outside their folder.
-    model = load_model(REQUEST)
-    for name, inputs in {
-        "folders": tuple(str(path) for path in sorted((tmp_path / "in/train").iterdir())),
-        "files": tuple(str(path) for path in sorted((tmp_path / "in/train").rglob("*.png"))),
-    }.items():
-        encode_folder(REQUEST, model, Listing(inputs), tmp_path / name, FolderOptions())
-        assert answer(tmp_path / name, "--k", "1")["classes"] == ["dark", "light"]
+    assert {**again, "folder": "", "verdict": ""} == {**said, "folder": "", "verdict": ""}
     refused = answer(tmp_path / "out", *SMALL, code=2)
-    assert "a model cannot change them" in str(refused["error"])
+    assert "a model cannot change them" in refused["error"]
+
+
+def test_classes_are_the_same_however_their_images_were_named(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 4)
+    settings = dict(setting.split("=") for setting in SETTINGS)
+    model = vitcli.load(set={key: int(value) for key, value in settings.items()}, image_size=16)
+    inputs = {
+        "folders": [str(path) for path in sorted((tmp_path / "in").iterdir())],
+        "files": [str(path) for path in sorted((tmp_path / "in").rglob("*.png"))],
+    }
+    for name, paths in inputs.items():
+        vitcli.embed(model, paths, tmp_path / name)
+        assert answer(tmp_path / name, "--k", "1")["classes"] == ["dark", "light"]
+
+
+def test_groups_and_targets_from_files(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 6)
+    answer(tmp_path / "in", *SMALL, "--out", tmp_path / "out", "--workers", "1")
+    names = [f"{c}/{i}.png" for c in ("dark", "light") for i in range(6)]
+    groups = tmp_path / "groups.csv"
+    groups.write_text("".join(f"{name},{place // 2}\n" for place, name in enumerate(names)))
+    said = answer(tmp_path / "out", "--groups", groups)
+    assert (said["groups"], said["protocol"][:6]) == (6, "3-fold")
+    groups.write_text("dark/0.png,1\n")
+    assert (
+        "11 of 12 images have none" in answer(tmp_path / "out", "--groups", groups, code=2)["error"]
+    )
+    alone = answer(tmp_path / "out", "--groups", "parent", code=2)
+    assert "0 classes of at least two groups" in alone["error"]
+    targets = tmp_path / "targets.csv"
+    lines = [f"{name},{200 if name[0] == 'l' else 20}\n" for name in names]
+    targets.write_text("path,brightness\n" + "".join(lines))
+    said = answer(tmp_path / "out", "--targets", targets)
+    assert said["regression"]["r2"] > 0.9 and said["scores"] == []
+    targets.write_text("path,brightness\ndark/0.png,bright\n")
+    assert (
+        "line 2: 'bright' is not a number"
+        in (answer(tmp_path / "out", "--targets", targets, code=2)["error"])
+    )
+
+
+def test_the_confusion_matrix_is_written(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"2": 20, "10": 200}, 5)
+    answer(tmp_path / "in", *SMALL, "--out", tmp_path / "out", "--workers", "1")
+    answer(tmp_path / "out", "--confusion", tmp_path / "c.csv")
+    # Classes that are numbers are in the order of the numbers.
+    assert (tmp_path / "c.csv").read_text() == "is \\ said,2,10\n2,5,0\n10,0,5\n"
+    answer(tmp_path / "out", "--confusion", tmp_path / "c.png", "--plot", tmp_path / "p.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_images_without_folders_are_told_before_they_are_encoded(tmp_path: Path) -> None:
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     vectors = tmp_path / "vectors"
     result = CliRunner().invoke(app, ["probe", *SMALL, str(tmp_path), "--out", str(vectors)])
-    assert result.exit_code == 2 and "no folders in there" in result.stderr
+    assert result.exit_code == 2 and "classes" in result.stderr
     assert not vectors.exists()
 
 
@@ -151,3 +226,16 @@ def test_a_missing_library_is_told_before_images_are_encoded(
     told = CliRunner().invoke(app, ["probe", str(tmp_path / "in"), "--out", str(out), *SMALL])
     assert told.exit_code == 2 and "probe needs scikit-learn" in told.output
     assert not out.exists()
+
+
+def test_every_layer_is_probed_where_the_vectors_hold_layers(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 5)
+    said = answer(
+        tmp_path / "in", *SMALL, "--layers", "all", "--workers", "1", "--out", tmp_path / "out"
+    )
+    assert {one["name"] for one in said["ranked"]} == {"layer 0", "layer 1"}
+    assert said["timing"] == "" and said["ranked"][0]["cost"] is None
+    last = answer(tmp_path / "out", "--layers", "-1", "--plot", tmp_path / "layers.png")
+    assert [one["layer"] for one in last["ranked"]] == [1]
+    missing = answer(tmp_path / "out", "--layers", "3", code=2)
+    assert "does not hold these layers (got layers: 0, 1)" in missing["error"]

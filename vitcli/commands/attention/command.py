@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 @grouped
-@grouped
 def attn_entropy(
     images: Annotated[
         list[str] | None,

@@ -24,7 +24,6 @@ from vitcli.ui.tables import show
 
 
 @grouped
-@grouped
 def compare(
     a: Annotated[
         str,

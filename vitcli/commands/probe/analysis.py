@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from vitcli.commands.embed.analysis import embed
 from vitcli.commands.embed.job import MANIFEST, remembered
 from vitcli.commands.probe import evaluate, ranking
-from vitcli.commands.probe.evaluate import Answers, Splits
+from vitcli.commands.probe.evaluate import Answers
 from vitcli.commands.probe.labeled import (
     Encoded,
     Images,
+    layer_numbers,
     ordered,
     published_set,
     read_vectors,
+    shard_labels,
     with_classes,
     with_groups,
     with_targets,
@@ -44,6 +47,7 @@ from vitcli.commands.train.datasets import recognized
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
+from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.measures import CONFIDENCE, mean_interval, wilson
 from vitcli.model import Model, as_model
@@ -109,15 +113,18 @@ def probe(
     evaluate.sklearn()  # told before hours of encoding
     models = [as_model(source) for source in sources]
     with contextlib.ExitStack() as stack:
-        images = _encoded(folder, models, layers, limit, out, tokens, workers, watch, say, stack)
+        labeled = not unlabeled and targets is None
+        images = _encoded(
+            folder, models, labeled, layers, limit, out, tokens, workers, watch, say, stack
+        )
         cost = _costs(models, folder, advance) if len(models) > 1 else []
     if unlabeled:
-        return _agreement(folder, images, k)
+        return agreement(folder, images, k)
     if targets is not None:
         images = with_targets(images, Path(targets))
     elif images.labels is None:
-        images = with_classes(images)
-    trial = _Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
+        images = with_classes(images, shard_labels(images))
+    trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
     if len(images.encoders) == 1 and layers is None:
         return trial.single()
     return trial.ranking(cost, advance if not cost else lambda done, total: None)
@@ -126,6 +133,7 @@ def probe(
 def _encoded(
     folder: Path,
     models: Sequence[Model],
+    labeled: bool,
     layers: str | None,
     limit: int | None,
     out: str | os.PathLike[str] | None,
@@ -152,8 +160,18 @@ def _encoded(
         return published_set(models, folder, tokens, limit, lambda i, n: watch(i, n, Counter()))
     if limit is not None:
         raise VitcliError("--limit is for a published set's files", "leave out --limit")
-    places = [_place(folder, one, number, len(models), tokens, layers, out, stack)
-              for number, one in enumerate(models, start=1)]
+    found = read_folder(folder)
+    for line in found.lines():
+        say(line)
+    if labeled and len(found.classes) < 2:
+        raise VitcliError(
+            f"{printable(folder)}: {len(found.classes)} classes (expected a folder per class)",
+            "put the images of each class into a folder of their own",
+        )
+    places = [
+        _place(folder, one, number, len(models), tokens, layers, out, stack)
+        for number, one in enumerate(models, start=1)
+    ]
     if len(models) > 1:
         say(f"vectors are kept in {printable(places[0].parent)}")
     for one, place in zip(models, places, strict=True):
@@ -188,6 +206,30 @@ def _place(
     return parent / name
 
 
+def _embed(
+    model: Model,
+    folder: Path,
+    place: Path,
+    tokens: str,
+    layers: str | None,
+    workers: int | None,
+    watch: Watch,
+) -> None:
+    """Turn the images into vectors; what an earlier run had finished is not done again."""
+    depth = model.config.encoder.depth
+    numbers = range(depth + 1) if layers == "all" else layer_numbers(layers) if layers else ()
+    embed(
+        model,
+        folder,
+        place,
+        tokens=tokens,
+        layers=numbers,
+        format="npy" if not layers else "safetensors",
+        workers=workers,
+        watch=watch,
+    )
+
+
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -214,15 +256,15 @@ def _costs(models: Sequence[Model], folder: Path, advance: Advance) -> list[Cost
 
 
 @dataclasses.dataclass
-class _Trial:
+class Trial:
     """The images with labels, split once for all encoders."""
 
     folder: Path
     images: Images
-    k: int
-    folds: int
-    seeds: int | None
-    confusion: bool
+    k: int = 20
+    folds: int = 5
+    seeds: int | None = None
+    confusion: bool = False
 
     def __post_init__(self) -> None:
         images = self.images
@@ -473,7 +515,9 @@ class _Trial:
                 f"{' and '.join([best.name, *tied])} cannot be told apart {images}; "
                 f"{best.name}: {words}"
             )
-        second = f", {_gap(gaps[0][1], self.images.regression)} above {gaps[0][0].name}" if gaps else ""
+        second = (
+            f", {_gap(gaps[0][1], self.images.regression)} above {gaps[0][0].name}" if gaps else ""
+        )
         return "one best", f"{best.name} is best{second} {images}: {words}"
 
 
@@ -489,12 +533,10 @@ def _names(encoders: Sequence[Encoded]) -> list[str]:
         several = len({(e.model, e.weights) for e in encoders}) > 1
         return [f"{f'{e.model} ' * several}layer {e.layer}" for e in encoders]
     counts = Counter(encoder.model for encoder in encoders)
-    return [
-        e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders
-    ]
+    return [e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders]
 
 
-def _agreement(folder: Path, images: Images, k: int) -> AgreementResult:
+def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
     """Encoders by how much they agree with the others about which images are similar."""
     if len(images.encoders) < 2:
         raise VitcliError(

@@ -2,39 +2,113 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.options import ModelOptions, Output, grouped
+from vitcli.ui.figures import draw
+from vitcli.ui.options import EncodersOptions, Output, PlotOption, grouped, model_option
 from vitcli.ui.tables import show
 
 
-@grouped
 @grouped
 def probe(
     folder: Annotated[
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Vectors of `vitcli encode`, or images: a folder for each class, or the files of "
+            help="Vectors of `vitcli embed`, or images: a folder per class, or the files of "
             "Fashion-MNIST, MNIST or CIFAR.",
         ),
     ],
     *,
-    model: ModelOptions,
-    k: Annotated[int, typer.Option("--k", min=1, metavar="N", help="Nearest neighbors.")] = 20,
+    models: EncodersOptions,
+    adapter: Annotated[
+        str | None,
+        model_option(
+            "--adapter", metavar="FILE", help="Low-rank adapters of a run, added to one encoder."
+        ),
+    ] = None,
+    k: Annotated[
+        int,
+        typer.Option(
+            "--k",
+            min=1,
+            metavar="N",
+            help="Nearest neighbors; at most the images of the smallest class that are learned "
+            "from.",
+        ),
+    ] = 20,
     folds: Annotated[
-        int, typer.Option("--folds", min=2, metavar="N", help="Of the cross-validation.")
+        int, typer.Option("--folds", min=2, metavar="N", help="Folds of the cross-validation.")
     ] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            min=1,
+            metavar="N",
+            help="Split seeds of the cross-validation (default: 5, or 2 above 5,000 images).",
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            "--groups",
+            metavar="FILE|parent",
+            help="Images of one group stay on one side of a split: a CSV of path and group, or "
+            "the folder that each image is in.",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="LIST|all",
+            help="Probe each of these layers of vectors that hold layers; 0 is the input of the "
+            "first block, -1 the last.",
+        ),
+    ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option(
+            "--targets",
+            metavar="FILE",
+            help="Predict numbers instead of classes, by ridge: a CSV of path and number.",
+        ),
+    ] = None,
+    unlabeled: Annotated[
+        bool,
+        typer.Option(
+            "--unlabeled",
+            help="Without classes: rank encoders by their agreement about nearest neighbors. "
+            "This is not accuracy.",
+        ),
+    ] = False,
+    confusion: Annotated[
+        Path | None,
+        typer.Option(
+            "--confusion",
+            metavar="FILE",
+            help="Write the confusion matrix of the (best) linear probe: .csv, .png, .svg, .pdf.",
+        ),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="Images of each half of a published set."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Keep the vectors of a folder here.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Keep the vectors of images here (default: several encoders' in the user's "
+            "cache, where a later run finds them).",
+        ),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="KIND", help="pooled, output, cls or dist.")
@@ -42,47 +116,95 @@ def probe(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
     ] = None,
+    plot: PlotOption = None,
     output: Output,
 ) -> None:
-    """Whether an encoder is any good on your images: k nearest neighbors and a linear probe.
+    """How well do an encoder's vectors tell your classes apart, and which encoder is best?
+
+    k nearest neighbors and a linear probe, tested on images that were not learned from. Images
+    with identical vectors stay on one side of every split. Under cross-validation the 95% interval
+    is the corrected resampled one (Nadeau and Bengio 2003). Several encoders, named by repeated
+    --weights and --preset, are compared on the same images: one is called best only where a paired
+    test says so.
 
     \b
     Examples:
       vitcli probe vectors/
       vitcli probe photos/ --weights facebook/dinov2-small
+      vitcli probe photos/ --weights A --weights B --preset vit-ti16 --plot tower.png
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.commands.embed.job import MANIFEST
     from vitcli.commands.embed.view import watch_job
     from vitcli.ui.console import note, status, warn
+    from vitcli.ui.figures import check_figure_file
 
+    check_figure_file(plot)
+    if confusion is not None:
+        if confusion.suffix.lower() != ".csv":
+            check_figure_file(confusion)
+        if unlabeled or targets:
+            raise VitcliError("--confusion: there are no classes", "leave out --confusion")
+    if unlabeled and targets:
+        raise VitcliError("--unlabeled and --targets exclude each other", "give one of them")
     if encoded := (folder / MANIFEST).is_file():
         given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
         given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]
-        if given or model != ModelOptions():
+        given += ["--adapter"] if adapter else []
+        if given or models != EncodersOptions():
             raise VitcliError(
                 f"{folder} holds vectors: {', '.join(given) or 'a model'} cannot change them",
                 f"vitcli probe {folder}",
             )
+    elif not folder.is_dir():
+        raise VitcliError(f"{folder}: no such folder", "name a folder of images or of vectors")
+    requests = [] if encoded else models.to_requests()
+    if adapter and len(requests) > 1:
+        raise VitcliError("--adapter is for one encoder", "leave out the other encoders")
+    requests = [dataclasses.replace(request, adapter=adapter) for request in requests]
     with status("loading torch and scikit-learn"):
-        from vitcli.commands.embed.result import FolderOptions
-        from vitcli.commands.probe import analysis
+        from vitcli.commands.probe import analysis, evaluate, view
+        from vitcli.commands.probe.result import AgreementResult
         from vitcli.model import load_model
 
-    if encoded:
-        data = analysis.from_vectors(folder)
-    else:
-        request = model.to_request()
-        loaded = load_model(request)
-        if loaded.fresh:
-            note("fresh weights: the accuracy is that of random features")
-        options = FolderOptions(kind=tokens or "pooled", format="npy", workers=workers)
-        with watch_job("encoding") as watch:
-            data = analysis.from_images(request, loaded, folder, out, options, watch, limit)
-    if data.failed:
-        warn(f"images without a vector: {data.failed:,}")
-    with status("learning"):
-        result = analysis.probe(folder, data, k, folds)
-    from vitcli.commands.probe.view import tables
+        evaluate.sklearn()
+        loaded = [load_model(request) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
+    if any(one.fresh for one in loaded):
+        note("fresh weights: the accuracy is that of random features")
+    with watch_job("probing") as watch:
+        result = analysis.probe(
+            folder,
+            loaded or None,
+            k=k,
+            folds=folds,
+            seeds=seeds,
+            layers=layers,
+            groups=groups,
+            targets=targets,
+            unlabeled=unlabeled,
+            confusion=confusion is not None,
+            limit=limit,
+            out=out,
+            tokens=tokens or "pooled",
+            workers=workers,
+            watch=watch,
+            advance=lambda done, total: watch(done, total, Counter()),
+            say=note,
+        )
+    if result.failed:
+        warn(f"images without a vector: {result.failed:,}")
+    if plot:
+        draw(result.figure(), plot)
+    if confusion is not None and not isinstance(result, AgreementResult):
+        if confusion.suffix.lower() == ".csv":
+            from vitcli.files import atomic_write
 
-    show(result, output.form, tables)
+            with atomic_write(confusion) as file:
+                file.write(view.confusion_csv(result).encode())
+            note(f"wrote {confusion}")
+        else:
+            draw(view.confusion_figure(result), confusion)
+    show(result, output.form)

@@ -5,6 +5,7 @@ N images, D channels of a vector, K folds, S split seeds.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -57,11 +58,16 @@ def join_groups(vectors: Sequence[np.ndarray], names: Sequence[str] | None = Non
             parent[place] = place = parent[parent[place]]
         return place
 
-    for keys in [*([row.tobytes() for row in rows] for rows in vectors), names or ()]:
+    for keys in [*(_digests(rows) for rows in vectors), names or ()]:
         first: dict[Any, int] = {}
         for place, key in enumerate(keys):
             parent[root(place)] = root(first.setdefault(key, place))
     return np.unique([root(place) for place in range(count)], return_inverse=True)[1]
+
+
+def _digests(rows: np.ndarray) -> list[bytes]:
+    whole = np.ascontiguousarray(rows) + 0.0  # -0.0 is 0.0
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in whole]
 
 
 def deal(labels: np.ndarray, groups: np.ndarray, folds: int, seed: int) -> np.ndarray:
@@ -82,7 +88,8 @@ def deal(labels: np.ndarray, groups: np.ndarray, folds: int, seed: int) -> np.nd
         load = (held[:, share > 0] * share[share > 0]).sum(1)
         chosen[group] = np.lexsort((held.sum(1), load))[0]
         held[chosen[group]] += sizes[group]
-    return chosen[groups]
+    dealt: np.ndarray = chosen[groups]
+    return dealt
 
 
 def groups_per_class(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.commands.embed.job import iterate_parts, load_manifest
+from vitcli.commands.embed.job import iterate_entries, iterate_parts, load_manifest
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.train.datasets import Items, find_sets
 from vitcli.config.training import ImagesData
@@ -113,7 +113,7 @@ def _columns(folder: Path, layers: str | None) -> list[str | None]:
         return [None]
     there = {_layer_of(name): name for name, *_ in settings.get("columns", ())}
     numbers = sorted(layer for layer in there if layer is not None)
-    wanted = numbers if layers == "all" else _numbers(layers)
+    wanted = numbers if layers == "all" else layer_numbers(layers)
     depth = settings.get("config", {}).get("depth", max(numbers, default=0))
     wanted = [depth + 1 + layer if layer < 0 else layer for layer in wanted]
     missing = [layer for layer in wanted if layer not in there]
@@ -127,7 +127,7 @@ def _columns(folder: Path, layers: str | None) -> list[str | None]:
     return [there[layer] for layer in dict.fromkeys(wanted)]
 
 
-def _numbers(layers: str) -> list[int]:
+def layer_numbers(layers: str) -> list[int]:
     try:
         return [int(part) for part in layers.split(",")]
     except ValueError as error:
@@ -146,12 +146,19 @@ def _column(folder: Path, column: str | None) -> tuple[list[str], np.ndarray, in
     names: list[str] = []
     arrays: list[np.ndarray] = []
     failed = 0
-    for part in iterate_parts(folder, column) if column else iterate_parts(folder):
+    for part in iterate_parts(folder, column):
         good = part.good
         failed += int((~good).sum())
         names += [name for name, ok in zip(part.names, good, strict=True) if ok]
         arrays.append(part.arrays["vector"][good].astype(np.float32))
     return names, np.concatenate(arrays), failed
+
+
+def shard_labels(images: Images) -> dict[str, str]:
+    """What tar shards say of their members, by name, of the images of one folder of vectors."""
+    kept = images.encoders[0].kept
+    entries = iterate_entries(Path(kept)) if kept else ()
+    return {entry.name: entry.label for entry in entries if entry.label}
 
 
 def with_classes(images: Images, labels: dict[str, str] | None = None) -> Images:

@@ -21,6 +21,7 @@ from vitcli.commands.probe.evaluate import (
 )
 from vitcli.commands.probe.result import Cost, Difference
 from vitcli.commands.profile.machine import peak_memory, timed
+from vitcli.errors import VitcliError
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile
 from vitcli.model import Model
 
@@ -137,7 +138,7 @@ def decode_seconds(read: Callable[[str], object], paths: Sequence[str], most: in
         start = time.perf_counter()
         try:
             read(path)
-        except Exception:
+        except VitcliError:
             continue
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds)) if seconds else 0.0
@@ -161,7 +162,8 @@ def shared_neighbors(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Mutual k-nearest-neighbor agreement (Huh et al. 2024, section 3).
     """
     both = [len(np.intersect1d(x, y)) for x, y in zip(a, b, strict=True)]
-    return np.array(both) / a.shape[1]
+    shares: np.ndarray = np.array(both) / a.shape[1]
+    return shares
 
 
 def cka_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:

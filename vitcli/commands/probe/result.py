@@ -99,6 +99,8 @@ class ProbeResult(Result):
     confusions: tuple[Confusion, ...] = ()
     """Pairs of classes that are confused, worst first."""
     regression: RegressionScore | None = None
+    confusion_matrix: tuple[tuple[int, ...], ...] = ()
+    """Counts by the linear probe, a row for each class as it is; empty unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class RankingResult(Result):
     """The result of `vitcli probe DIR` for several encoders or layers, best first."""
 
     view_prefix: ClassVar[str] = "ranking_"
+    rows_at: ClassVar[str] = "ranked"
 
     folder: str
     images: int
@@ -180,6 +183,8 @@ class RankingResult(Result):
     verdict: str
     verdict_code: str
     """one best, not told apart, no better."""
+    confusion_matrix: tuple[tuple[int, ...], ...] = ()
+    """Of the best one, as in ProbeResult."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +211,7 @@ class AgreementResult(Result):
     """The result of `vitcli probe DIR --unlabeled`; this is not accuracy."""
 
     view_prefix: ClassVar[str] = "agreement_"
+    rows_at: ClassVar[str] = "ranked"
 
     folder: str
     images: int

@@ -1,36 +1,333 @@
-"""`vitcli probe` as a table."""
+"""`vitcli probe` as tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
 
-from vitcli.commands.probe.result import ProbeResult
-from vitcli.ui.console import table
+from vitcli.commands.probe.result import (
+    AgreementResult,
+    ClassScore,
+    Confusion,
+    ProbeResult,
+    ProbeScore,
+    Ranked,
+    RankingResult,
+)
+from vitcli.results import csv_text
+from vitcli.ui.console import duration, short, table
+from vitcli.ui.figures import count_along_x
+
+WORST = 5
+"""Classes and pairs of classes that are shown."""
 
 
 def tables(result: ProbeResult) -> Iterator[Any]:
+    """Scores of one encoder, its worst classes, and the verdict."""
     yield (
         f"[bold]{escape(result.model)}[/], weights: {escape(result.weights)}, vectors of "
-        f"{result.width}, on {result.images:,} images of {len(result.classes):,} classes"
+        f"{result.width}, on {result.images:,} images{_of_classes(result.classes)}"
     )
     rows = table()
-    rows.add_column("")
-    rows.add_column("accuracy", justify="right")
-    rows.add_column("95 % interval", justify="right")
-    rows.add_column("right of tested", justify="right")
-    for score in result.scores:
-        rows.add_row(
-            score.method + ("" if score.converged else " (not converged)"),
+    if result.regression:
+        rows.add_column("")
+        for name in ("R²", "95% interval", "mean absolute error"):
+            rows.add_column(name, justify="right")
+        score = result.regression
+        interval = f"{score.low:.3f} to {score.high:.3f}"
+        error = f"{score.mean_absolute_error:.4g}"
+        rows.add_row(score.method, f"{score.r2:.3f}", interval, error)
+    else:
+        rows.add_column("")
+        for name in ("accuracy", "95% interval", "right of tested"):
+            rows.add_column(name, justify="right")
+        for one in result.scores:
+            rows.add_row(
+                one.method + ("" if one.converged else " (not converged)"),
+                f"{one.accuracy:.1%}",
+                f"{one.low:.1%} to {one.high:.1%}",
+                f"{one.correct:,} / {one.tested:,}",
+            )
+        always = f"always {escape(result.largest_class)}"
+        rows.add_row(always, f"{result.largest_share:.1%}", "", "")
+    yield rows
+    yield from _by_class(result.per_class, result.confusions)
+    yield _protocol(result)
+    yield escape(result.verdict)
+
+
+def _of_classes(classes: Sequence[str]) -> str:
+    return f" of {len(classes):,} classes" if classes else ""
+
+
+def _protocol(result: ProbeResult | RankingResult) -> str:
+    facts = [result.protocol]
+    if result.duplicates:
+        facts.append(f"images with identical vectors, kept on one side: {result.duplicates:,}")
+    if result.groups < result.images:
+        facts.append(f"groups kept on one side: {result.groups:,}")
+    if result.left_out:
+        facts.append(f"test images that are also learned from, not tested: {result.left_out:,}")
+    if result.failed:
+        facts.append(f"images without a vector: {result.failed:,}")
+    if result.unlabelled:
+        facts.append(f"images that cannot be tested: {result.unlabelled:,}")
+    return "; ".join(facts)
+
+
+def _by_class(scores: Sequence[ClassScore], pairs: Sequence[Confusion]) -> Iterator[Any]:
+    """The classes with the lowest accuracy, and what they are taken for most."""
+    if len(scores) < 3 or not pairs:
+        return
+    worst = table("lowest accuracy by class (linear probe)")
+    worst.add_column("class", overflow="fold")
+    for name in ("accuracy", "95% interval", "tested"):
+        worst.add_column(name, justify="right")
+    worst.add_column("most often taken for", overflow="fold")
+    for score in scores[:WORST]:
+        taken = next((pair for pair in pairs if pair.is_class == score.name), None)
+        worst.add_row(
+            escape(score.name),
             f"{score.accuracy:.1%}",
             f"{score.low:.1%} to {score.high:.1%}",
-            f"{score.correct:,} / {score.tested:,}",
+            f"{score.tested:,}",
+            f"{escape(taken.said_class)} ({taken.count:,})" if taken else "",
         )
-    rows.add_row("the largest class, always", f"{result.largest_share:.1%}", "", "")
+    yield worst
+
+
+def ranking_tables(result: RankingResult) -> Iterator[Any]:
+    """Encoders or layers, best first; what they cost; the verdict."""
+    yield f"[bold]{result.images:,} images[/]{_of_classes(result.classes)}"
+    yield _accuracies(result)
+    if any(one.cost for one in result.ranked):
+        yield _costs(result.ranked)
+        yield result.timing
+    yield from _by_class(result.per_class, result.confusions)
+    yield _protocol(result)
+    yield escape(result.verdict)
+
+
+def _accuracies(result: RankingResult) -> Any:
+    numbers = result.ranked[0].regression is not None
+    rows = table()
+    rows.add_column("layer" if result.ranked[0].layer is not None else "encoder", overflow="fold")
+    for name in ("R²",) if numbers else ("linear probe", "k-NN"):
+        rows.add_column(name, justify="right")
+        rows.add_column("95%", justify="right")
+    rows.add_column("below best", justify="right")
+    rows.add_column("p (Holm)", justify="right")
+    for one in result.ranked:
+        cells: list[str] = []
+        if one.regression:
+            score = one.regression
+            cells += [f"{score.r2:.3f}", f"{score.low:.3f}-{score.high:.3f}"]
+        for of in reversed(one.scores):
+            cells += [f"{of.accuracy:.1%}", f"{100 * of.low:.1f}-{100 * of.high:.1f}"]
+        gap = one.difference
+        if gap is None:
+            cells += ["", ""]
+        else:
+            below = f"{gap.accuracy:.3f}" if numbers else f"{100 * gap.accuracy:.1f}"
+            cells += [below, f"{gap.p_holm:.2g}"]
+        rows.add_row(escape(one.name), *cells)
+    return rows
+
+
+def _costs(ranked: Sequence[Ranked]) -> Any:
+    rows = table()
+    rows.add_column("encoder", overflow="fold")
+    for name in ("vector", "param.", "MACs", "images/s", "100k images", "memory"):
+        rows.add_column(name, justify="right")
+    for one in ranked:
+        if one.cost is None:
+            continue
+        cost = one.cost
+        rows.add_row(
+            escape(one.name),
+            str(one.width),
+            short(cost.parameters),
+            short(cost.macs_per_image or 0, "KMGT"),
+            f"{cost.images_per_s:.3g}",
+            duration(cost.embed_100k_s),
+            f"{cost.memory_bytes / 2**20:,.0f} MiB",
+        )
+    return rows
+
+
+def agreement_tables(result: AgreementResult) -> Iterator[Any]:
+    """Encoders by agreement, and each pair of them."""
+    yield (
+        f"[bold]{result.images:,} images without labels[/]: agreement about the "
+        f"{result.k} nearest of each; this is not accuracy"
+    )
+    rows = table()
+    rows.add_column("encoder", overflow="fold")
+    for name in ("vector", "common neighbors", "95% interval", "mean CKA"):
+        rows.add_column(name, justify="right")
+    for one in result.ranked:
+        rows.add_row(
+            escape(one.name),
+            str(one.width),
+            f"{one.neighbors:.1%}",
+            f"{one.low:.1%} to {one.high:.1%}",
+            f"{one.cka:.3f}",
+        )
     yield rows
-    facts = [result.protocol]
-    facts += [f"images without a vector: {result.failed:,}"] * bool(result.failed)
-    facts += [f"in no class that can be tested: {result.unlabelled:,}"] * bool(result.unlabelled)
-    yield "; ".join(facts)
+    yield escape(result.verdict)
+
+
+def _score(one: Ranked) -> tuple[float, float, float]:
+    """Value and interval that a ranking is by."""
+    if one.regression:
+        return one.regression.r2, one.regression.low, one.regression.high
+    score: ProbeScore = one.scores[-1]
+    return score.accuracy, score.low, score.high
+
+
+def ranking_figure(result: RankingResult) -> Any:
+    """Accuracy against images per second with the Pareto front, or against layers."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(6.75, 4.2), layout="constrained")
+    axes = drawing.subplots()
+    numbers = result.ranked[0].regression is not None
+    label = "R² of ridge regression" if numbers else "accuracy of the linear probe"
+    timed = all(one.cost for one in result.ranked)
+    layers = all(one.layer is not None for one in result.ranked)
+    points = []
+    for place, one in enumerate(result.ranked):
+        value, low, high = _score(one)
+        x: float = one.layer if layers and one.layer is not None else place
+        if timed and one.cost:
+            x = one.cost.images_per_s
+        points.append((x, value))
+        axes.errorbar(
+            [x],
+            [value],
+            [[max(value - low, 0)], [max(high - value, 0)]],
+            fmt="o",
+            ms=4,
+            capsize=2,
+            lw=1,
+            color="#0072B2",
+        )
+        if not layers:
+            axes.annotate(
+                _plain(one.name), (x, value), xytext=(5, 4), textcoords="offset points", fontsize=7
+            )
+    if timed:
+        front = pareto(points)
+        axes.plot(*zip(*front, strict=True), color="#D55E00", lw=1, ls="--", label="Pareto front")
+        axes.set_xscale("log")
+        axes.set_xlabel("images per second (log scale)")
+        axes.margins(x=0.25)
+        axes.legend(fontsize=7)
+    elif layers:
+        axes.plot(*zip(*sorted(points), strict=True), color="#0072B2", lw=1)
+        axes.set_xlabel("layer (0 is the input of the first block)")
+        count_along_x(axes)
+    else:
+        axes.set_xticks([])
+    if not numbers:
+        axes.axhline(result.largest_share, color="gray", ls=":", lw=1)
+        text = f"always {_plain(result.largest_class)}"
+        axes.annotate(
+            text,
+            (0.01, result.largest_share),
+            xycoords=("axes fraction", "data"),
+            fontsize=7,
+            va="bottom",
+            color="gray",
+        )
+    axes.set_ylabel(label)
+    axes.set_title(f"bars: 95% intervals, {result.images:,} images; {result.protocol}", fontsize=8)
+    axes.grid(alpha=0.3)
+    return drawing
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other point beats in both coordinates, by the first."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda p: (-p[0], -p[1])):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    return front[::-1]
+
+
+def figure(result: ProbeResult) -> Any:
+    """Accuracy of each class by the linear probe, lowest first, at most 30 of them."""
+    from matplotlib.figure import Figure
+
+    scores = result.per_class[:30]
+    drawing = Figure(figsize=(6.75, 1.2 + 0.2 * max(len(scores), 1)), layout="constrained")
+    axes = drawing.subplots()
+    places = range(len(scores))
+    values = [score.accuracy for score in scores]
+    bars = [
+        [score.accuracy - score.low for score in scores],
+        [score.high - score.accuracy for score in scores],
+    ]
+    axes.errorbar(values, places, xerr=bars, fmt="o", ms=4, capsize=2, lw=1, color="#0072B2")
+    axes.set_yticks(places, [_plain(score.name) for score in scores], fontsize=7)
+    axes.invert_yaxis()
+    axes.axvline(result.largest_share, color="gray", ls=":", lw=1)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("accuracy of the linear probe; bars: 95% intervals; dotted: largest class")
+    axes.set_title(f"{_plain(result.model)}, {result.images:,} images", fontsize=8)
+    axes.grid(alpha=0.3)
+    return drawing
+
+
+def agreement_figure(result: AgreementResult) -> Any:
+    """Common neighbors and CKA of each pair."""
+    from matplotlib.figure import Figure
+
+    names = [_plain(one.name) for one in result.ranked]
+    drawing = Figure(figsize=(6.75, 3.6), layout="constrained")
+    titles = (f"common among {result.k} nearest", "linear CKA")
+    for axes, values, title in zip(
+        drawing.subplots(1, 2), (result.neighbors, result.cka), titles, strict=True
+    ):
+        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis")
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+        axes.set_title(title, fontsize=8)
+        drawing.colorbar(image, ax=axes, shrink=0.7)
+    return drawing
+
+
+def confusion_figure(result: ProbeResult | RankingResult) -> Any:
+    """The confusion matrix of the linear probe, each row in shares of its class."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    counts = np.array(result.confusion_matrix, dtype=float)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    side = min(10.0, 2.5 + 0.22 * len(counts))
+    drawing = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = drawing.subplots()
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis")
+    if len(counts) <= 40:
+        names = [_plain(name) for name in result.classes]
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_xlabel("said")
+    axes.set_ylabel("is")
+    drawing.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
+    return drawing
+
+
+def confusion_csv(result: ProbeResult | RankingResult) -> str:
+    """The same as CSV: a line for each class as it is, a column for each as it is said."""
+    rows = zip(result.classes, result.confusion_matrix, strict=True)
+    return csv_text(
+        [{"is \\ said": name, **dict(zip(result.classes, row, strict=True))} for name, row in rows]
+    )
+
+
+def _plain(text: str) -> str:
+    """A name as matplotlib must not read it: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")

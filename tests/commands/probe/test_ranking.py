@@ -1,0 +1,216 @@
+"""Several encoders on the same images, against scipy, statsmodels and known answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+from typer.testing import CliRunner
+
+from tests.commands.probe.sources import SMALL, blobs, labeled, write_pictures
+from vitcli.cli import app
+from vitcli.commands.probe.analysis import Trial, agreement
+from vitcli.commands.probe.evaluate import Answers, Splits, given_split
+from vitcli.commands.probe.ranking import (
+    cka_matrix,
+    holm,
+    nearest_rows,
+    paired,
+    shared_neighbors,
+)
+from vitcli.commands.probe.result import RankingResult
+from vitcli.commands.probe.view import pareto
+
+
+def given(right: np.ndarray) -> tuple[Answers, Splits]:
+    is_test = np.array([False] + [True] * len(right))
+    splits, _ = given_split(is_test, np.arange(len(is_test)))
+    return Answers((right.astype(float),), (right,)), splits
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_given_split_is_tested_by_mcnemar_as_statsmodels_does(seed: int) -> None:
+    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
+    rng = np.random.default_rng(seed)
+    a, b = rng.random(60) < 0.8, rng.random(60) < 0.6
+    (best, splits), (other, _) = given(a), given(b)
+    gap = paired(best, other, splits, larger_is_better=True)
+    table = [[np.sum(a & b), np.sum(a & ~b)], [np.sum(~a & b), np.sum(~a & ~b)]]
+    assert gap.p == pytest.approx(tables.mcnemar(table, exact=True).pvalue, rel=1e-9)
+    assert (gap.only_best, gap.only_this) == (np.sum(a & ~b), np.sum(~a & b))
+    interval = stats.ttest_rel(a.astype(float), b.astype(float)).confidence_interval(0.95)
+    assert (gap.low, gap.high) == pytest.approx(tuple(interval), abs=1e-9)
+
+
+def test_errors_of_numbers_are_tested_by_the_paired_t_test() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.random(30), rng.random(30) + 0.2
+    (best, splits), (other, _) = given(np.ones(30)), given(np.ones(30))
+    best, other = Answers((a,), (a,)), Answers((b,), (b,))
+    gap = paired(best, other, splits, larger_is_better=False)
+    reference = stats.ttest_rel(b, a)
+    assert gap.p == pytest.approx(reference.pvalue, rel=1e-9)
+    assert (gap.low, gap.high) == pytest.approx(tuple(reference.confidence_interval(0.95)))
+
+
+def test_rounds_that_share_images_are_tested_with_the_corrected_variance() -> None:
+    """Nadeau and Bengio 2003, equation 9: t = mean / sqrt((1/J + n2/n1) s^2), J - 1 degrees."""
+    rng = np.random.default_rng(0)
+    rounds = tuple((np.arange(40), np.arange(10)) for _ in range(10))
+    splits = Splits(rounds, 2, 5, 50, "")
+    a = tuple((rng.random(10) < 0.9).astype(float) for _ in rounds)
+    b = tuple((rng.random(10) < 0.5).astype(float) for _ in rounds)
+    gap = paired(Answers(a, a), Answers(b, b), splits, larger_is_better=True)
+    means = np.array([x.mean() - y.mean() for x, y in zip(a, b, strict=True)])
+    t = means.mean() / np.sqrt((1 / 10 + 10 / 40) * means.var(ddof=1))
+    assert gap.p == pytest.approx(2 * stats.t.sf(abs(t), 9), rel=1e-6)
+    same = paired(Answers(a, a), Answers(a, a), splits, larger_is_better=True)
+    assert (same.accuracy, same.p) == (0.0, 1.0)
+
+
+def test_p_values_are_adjusted_as_statsmodels_does() -> None:
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    values = [0.04, 0.001, 0.2, 0.011, 0.5]
+    expected = multitest.multipletests(values, method="holm")[1]
+    assert holm(values) == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def ranked(*vectors: np.ndarray, labels: list[str], **more: Any) -> RankingResult:
+    trial = Trial(Path("x"), labeled(list(vectors), labels, **more))
+    return trial.ranking([], lambda done, total: None)
+
+
+def test_the_better_encoder_is_first_and_equal_ones_are_not_told_apart() -> None:
+    good, labels = blobs(40, 3, 3.0)
+    bad, _ = blobs(40, 3, 0.5, seed=1)
+    result = ranked(bad, good, labels=labels)
+    assert [one.name for one in result.ranked] == ["m1", "m0"]
+    assert result.verdict_code == "one best" and result.verdict.startswith("m1 is best, ")
+    gap = result.ranked[1].difference
+    assert gap is not None and 0 < gap.low < gap.accuracy < gap.high and gap.p_holm < 1e-4
+    assert gap.accuracy == pytest.approx(
+        result.ranked[0].scores[-1].accuracy - result.ranked[1].scores[-1].accuracy, abs=1e-12
+    )
+    turned = good @ np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
+    tied = ranked(good, turned, labels=labels)
+    assert tied.verdict_code == "not told apart"
+    assert "m0 and m1 cannot be told apart on these 120 images" in tied.verdict
+    noise = ranked(blobs(40, 3, 0.0)[0], blobs(40, 3, 0.0, seed=1)[0], labels=labels)
+    assert noise.verdict_code == "no better" and "no better than always saying" in noise.verdict
+
+
+def test_copies_for_one_encoder_stay_together_for_all() -> None:
+    """Images that one encoder cannot tell apart are one group, so that all are tested alike."""
+    vectors, labels = blobs(20, 2, 2.0)
+    coarse = np.round(vectors[:, :1])
+    result = ranked(vectors, coarse, labels=labels)
+    assert result.groups == len(np.unique(coarse)) < 40
+
+
+def test_numbers_rank_by_r2() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(80, 6))
+    targets = vectors @ np.arange(6.0)
+    result = Trial(Path("x"), labeled([rng.normal(size=(80, 6)), vectors], targets)).ranking(
+        [], lambda done, total: None
+    )
+    assert [one.name for one in result.ranked] == ["m1", "m0"]
+    assert "of R²" in result.verdict and result.verdict_code == "one best"
+
+
+def test_common_neighbors_by_hand() -> None:
+    angles = np.array([0.0, 1, 3, 90, 92, 95])
+    a = np.stack([np.cos(np.radians(angles)), np.sin(np.radians(angles))], 1)
+    near = nearest_rows(a, 2)
+    assert [sorted(row) for row in near] == [[1, 2], [0, 2], [0, 1], [4, 5], [3, 5], [3, 4]]
+    other = near.copy()
+    other[0] = [1, 3]
+    assert shared_neighbors(near, other).tolist() == [0.5, 1, 1, 1, 1, 1]
+
+
+def test_an_encoder_of_noise_agrees_least_and_it_is_said_not_to_be_accuracy() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(120, 10))
+    views = [base + 0.3 * rng.normal(size=base.shape) for _ in range(2)]
+    images = labeled([rng.normal(size=(120, 10)), *views], ["x"] * 120)
+    result = agreement(Path("x"), images, 10)
+    assert result.ranked[-1].name == "m0" and result.verdict_code == "not told apart"
+    assert "not accuracy" in result.verdict
+    assert result.ranked[0].low < result.ranked[0].neighbors < result.ranked[0].high
+    # Two of random neighbors share k / (N - 1) on average.
+    place = [one.name for one in result.ranked].index("m0")
+    assert result.neighbors[place][0] == pytest.approx(10 / 119, abs=0.03)
+    assert result.cka[place][0] == pytest.approx(0, abs=0.05)
+
+
+def test_cka_of_a_rotation_is_one() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 6))
+    turned = x @ np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    assert cka_matrix([x, 2 * turned])[0, 1] == pytest.approx(1, abs=1e-12)
+
+
+def test_the_pareto_front() -> None:
+    points = [(1.0, 0.9), (2.0, 0.8), (3.0, 0.85), (4.0, 0.5), (4.0, 0.6)]
+    assert pareto(points) == [(1.0, 0.9), (3.0, 0.85), (4.0, 0.6)]
+
+
+def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["probe", *map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout) if code == 0 else {"error": result.stderr}
+
+
+def test_towers_are_chosen_from_a_folder_and_vectors_are_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 6)
+    call = ("probe", str(tmp_path / "in"), *SMALL, "--preset", "vit-ti16", "--preset", "vit-b16")
+    call = (*call, "--workers", "1", "--plot", str(tmp_path / "tower.png"))
+    result = CliRunner().invoke(app, [*call, "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert {one["name"] for one in said["ranked"]} == {"vit-ti16", "vit-b16"}
+    assert said["ranked"][0]["difference"] is None
+    assert said["verdict_code"] == "not told apart"
+    for one in said["ranked"]:
+        cost = one["cost"]
+        assert cost["images_per_s_p10"] <= cost["images_per_s"] <= cost["images_per_s_p90"]
+        assert cost["embed_100k_s"] >= 1e5 / cost["images_per_s"] - 1e-6
+        assert cost["parameters"] > 0 and cost["macs_per_image"] > 0
+        assert Path(one["vectors"]).is_relative_to(tmp_path / "cache")
+    assert (tmp_path / "tower.png").read_bytes().startswith(b"\x89PNG")
+    # Kept: the second run writes no part anew.
+    parts = sorted((tmp_path / "cache").rglob("part-*"))
+    before = {path: path.stat().st_mtime_ns for path in parts}
+    parts[0].unlink()  # as where the first run was ended before
+    again = CliRunner().invoke(app, [*call])
+    assert again.exit_code == 0 and "cannot be told apart" in again.stdout
+    after = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "cache").rglob("part-*"))}
+    assert list(after) == parts
+    changed = {path for path in parts if before[path] != after[path]}
+    assert parts[0] in changed and {path.parent for path in changed} == {parts[0].parent}
+    # Another folder is another set of vectors.
+    Image.new("RGB", (20, 20)).save(tmp_path / "in/dark/new.png")
+    assert CliRunner().invoke(app, [*call]).exit_code == 0
+    assert len(list((tmp_path / "cache/vitcli/probe").iterdir())) == 2
+
+
+def test_unlabeled_images_rank_by_agreement(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        pixels = rng.integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"in/{number}.png")
+    call = (tmp_path / "in", *SMALL, "--registers", "0,1", "--workers", "1", "--unlabeled")
+    said = answer(*call, "--out", tmp_path / "out", "--k", "3", "--plot", tmp_path / "a.png")
+    assert said["k"] == 3 and len(said["ranked"]) == 2
+    assert "not accuracy" in said["verdict"]
+    alone = answer(tmp_path / "in", *SMALL, "--unlabeled", code=2)
+    assert "needs two encoders" in alone["error"]
