@@ -14,6 +14,7 @@ from vitcli.commands.probe.evaluate import (
     Splits,
     accuracy_interval,
     classify,
+    copies,
     corrected_variance,
     cross_validation,
     deal,
@@ -30,11 +31,35 @@ from vitcli.measures import student_quantile, wilson
 
 def test_groups_that_share_an_image_are_one() -> None:
     vectors = np.array([[1.0, 0], [2, 0], [1, 0], [3, 0], [4, 0]], np.float32)
-    assert join_groups([vectors]).tolist() == [0, 1, 0, 2, 3]
-    other = np.array([[1.0], [5], [2], [5], [3]], np.float32)  # 1 and 3 are identical here
-    assert join_groups([vectors, other]).tolist() == [0, 1, 0, 1, 2]
-    joined = join_groups([vectors], ["x", "y", "z", "y", "z"])  # 4 joins 0 and 2
-    assert joined.tolist() == [0, 1, 0, 1, 0]
+    same = partition(join_groups([vectors]))
+    assert same == {frozenset({0, 2}), frozenset({1}), frozenset({3}), frozenset({4})}
+    joined = partition(join_groups([vectors], ["x", "y", "z", "y", "z"]))  # 4 joins 0 and 2
+    assert joined == {frozenset({0, 2, 4}), frozenset({1, 3})}
+
+
+def partition(numbers: np.ndarray) -> set[frozenset[int]]:
+    return {frozenset(np.flatnonzero(numbers == n).tolist()) for n in set(numbers.tolist())}
+
+
+def test_copies_are_what_every_encoder_takes_for_the_same() -> None:
+    first = np.array([[1.0, 0], [2, 0], [1, 0], [2, 0]], np.float32)
+    constant = np.ones((4, 3), np.float32)
+    assert partition(join_groups([first, constant])) == partition(join_groups([first]))
+    assert len(partition(join_groups([constant]))) == 1
+
+
+def test_copies_differ_by_rounding_alone() -> None:
+    rng = np.random.default_rng(0)
+    pictures = rng.normal(size=(40, 64)).astype(np.float32)
+    again = pictures * (1 + 1e-6 * rng.normal(size=pictures.shape)).astype(np.float32)
+    order = rng.permutation(80)
+    found = copies(np.concatenate([pictures, again])[order])
+    for place in range(40):
+        a, b = np.flatnonzero(order == place), np.flatnonzero(order == place + 40)
+        assert found[a] == found[b]
+    assert len(set(found)) == 40
+    assert len(set(copies(pictures + 1e-3 * rng.normal(size=pictures.shape)))) == 40
+    assert copies(np.array([[0.0, 1.0], [-0.0, 1.0]])).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))

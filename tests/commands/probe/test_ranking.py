@@ -104,14 +104,6 @@ def test_the_better_encoder_is_first_and_equal_ones_are_not_told_apart() -> None
     assert noise.verdict_code == "no better" and "no better than always saying" in noise.verdict
 
 
-def test_copies_for_one_encoder_stay_together_for_all() -> None:
-    """Images that one encoder cannot tell apart are one group, so that all are tested alike."""
-    vectors, labels = blobs(20, 2, 2.0)
-    coarse = np.round(vectors[:, :1])
-    result = ranked(vectors, coarse, labels=labels)
-    assert result.groups == len(np.unique(coarse)) < 40
-
-
 def test_numbers_rank_by_r2() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(80, 6))

@@ -5,7 +5,6 @@ N images, D channels of a vector, K folds, S split seeds.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,11 @@ ROWS_AT_ONCE = 2**24
 """Cosines that exist at once: 64 MiB."""
 ALPHAS = tuple(10.0**power for power in range(-3, 7))
 """Strengths that ridge regression chooses from, by leave-one-out on what it learns from."""
+
+SAME = 1e-5
+"""Vectors that differ by less, relative to their length, are of the same picture."""
+COMPARED = 16
+"""Neighbors along the random direction that each vector is compared with."""
 
 Round = tuple[np.ndarray, np.ndarray]
 """Rows that are learned from, rows that are tested."""
@@ -47,27 +51,59 @@ def sklearn() -> Any:
 def join_groups(vectors: Sequence[np.ndarray], names: Sequence[str] | None = None) -> np.ndarray:
     """A number for each image, the same for images that must stay on one side of a split.
 
-    These are images with identical vectors, by any of several encoders (N, D), and images with
-    the same name in `names`; groups that share an image are one.
+    These are images whose vectors (N, D) are identical by every encoder, and images with the same
+    name in `names`; groups that share an image are one. What is constant for one encoder alone,
+    such as CLS before the first block, makes no copies.
     """
     count = len(vectors[0])
-    parent = list(range(count))
+    each = np.stack([copies(rows) for rows in vectors])
+    same = np.unique(each, axis=1, return_inverse=True)[1].ravel()
+    sets = _Sets(count)
+    for keys in (same.tolist(), names or ()):
+        first: dict[Any, int] = {}
+        for place, key in enumerate(keys):
+            sets.join(place, first.setdefault(key, place))
+    return sets.numbers()
 
-    def root(place: int) -> int:
+
+def copies(rows: np.ndarray) -> np.ndarray:
+    """A number for each row (N,), the same for rows that are equal but for rounding.
+
+    The same picture in another batch can differ in the last bits. Rows near each other are near
+    in a random direction too, so that only neighbors along it are compared.
+    """
+    direction = np.random.default_rng(0).normal(size=rows.shape[1])
+    along = rows.astype(np.float64) @ direction
+    order, sets = np.argsort(along, kind="stable"), _Sets(len(rows))
+    length = np.linalg.norm(rows.astype(np.float64), axis=1)
+    for step in range(1, min(COMPARED, len(rows) - 1) + 1):
+        here, there = order[:-step], order[step:]
+        allowed = SAME * length[here]
+        near = np.abs(along[here] - along[there]) <= allowed * np.linalg.norm(direction)
+        for a, b, most in zip(here[near], there[near], allowed[near], strict=True):
+            if np.linalg.norm(rows[a] - rows[b]) <= most:
+                sets.join(int(a), int(b))
+    return sets.numbers()
+
+
+class _Sets:
+    """Which of N things belong together (union-find)."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+
+    def root(self, place: int) -> int:
+        parent = self.parent
         while parent[place] != place:
             parent[place] = place = parent[parent[place]]
         return place
 
-    for keys in [*(_digests(rows) for rows in vectors), names or ()]:
-        first: dict[Any, int] = {}
-        for place, key in enumerate(keys):
-            parent[root(place)] = root(first.setdefault(key, place))
-    return np.unique([root(place) for place in range(count)], return_inverse=True)[1]
+    def join(self, a: int, b: int) -> None:
+        self.parent[self.root(a)] = self.root(b)
 
-
-def _digests(rows: np.ndarray) -> list[bytes]:
-    whole = np.ascontiguousarray(rows) + 0.0  # -0.0 is 0.0
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in whole]
+    def numbers(self) -> np.ndarray:
+        roots = [self.root(place) for place in range(len(self.parent))]
+        return np.unique(roots, return_inverse=True)[1]
 
 
 def deal(labels: np.ndarray, groups: np.ndarray, folds: int, seed: int) -> np.ndarray:
