@@ -132,8 +132,9 @@ def attn_entropy(
         samples: list[AttentionSamples] = []
         for batch in image_batches(model, pictures, background, unread):
             pixels = stacked(model, batch)
-            part = observe_attention(model.encoder, pixels, query, _name(model))
-            watch(model, batch, pixels)
+            with model.runner.kernels():
+                part = observe_attention(model.encoder, pixels, query, _name(model))
+                watch(model, batch, pixels)
             seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
             samples.append(part)
             advance(len(seen) + len(unread), max(len(pictures), 1))

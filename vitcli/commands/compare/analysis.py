@@ -276,7 +276,8 @@ class _Together:
             self._keep(side, name, tokens, kept, where)
 
         self._find_hole(side, "pixels", pixels, where)
-        with tapped((module, observe) for _, module in points):
+        kernels = self.models[side].runner.kernels()
+        with kernels, tapped((module, observe) for _, module in points):
             output: EncoderOutput = encoder(pixels)
         for name, value in (("pooled", output.pooled), ("head", output.output)):
             if value is not None:

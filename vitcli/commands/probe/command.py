@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import draw
-from vitcli.ui.options import EncodersOptions, Output, PlotOption, grouped, model_option
+from vitcli.ui.figures import Plot, check_figure_file, draw
+from vitcli.ui.options import EncodersOptions, Output, grouped, model_option
 from vitcli.ui.tables import show
 
 
@@ -116,8 +116,8 @@ def probe(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
     ] = None,
-    plot: PlotOption = None,
     output: Output,
+    plot: Plot,
 ) -> None:
     """How well do an encoder's vectors tell your classes apart, and which encoder is best?
 
@@ -137,7 +137,6 @@ def probe(
     from vitcli.commands.embed.job import MANIFEST
     from vitcli.commands.embed.view import watch_job
     from vitcli.ui.console import note, status, warn
-    from vitcli.ui.figures import check_figure_file
 
     check_figure_file(plot)
     if confusion is not None:
@@ -206,5 +205,5 @@ def probe(
                 file.write(view.confusion_csv(result).encode())
             note(f"wrote {confusion}")
         else:
-            draw(view.confusion_figure(result), confusion)
+            draw(view.confusion_figure(result), plot.at(confusion))
     show(result, output.form)

@@ -125,8 +125,7 @@ def _step(model: Model) -> Callable[[], None]:
     pixels = pixels.to(model.device, model.dtype)
 
     def step() -> None:
-        with torch.inference_mode():
-            model.encoder(pixels)
+        model.runner(pixels)
 
     return step
 

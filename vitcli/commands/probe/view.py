@@ -16,9 +16,11 @@ from vitcli.commands.probe.result import (
     Ranked,
     RankingResult,
 )
+from vitcli.errors import VitcliError
 from vitcli.results import csv_text
 from vitcli.ui.console import duration, short, table
 from vitcli.ui.figures import count_along_x
+from vitcli.ui.style import CHANCE, caption, chance_line, new_figure, series, styled
 
 WORST = 5
 """Classes and pairs of classes that are shown."""
@@ -187,14 +189,12 @@ def _score(one: Ranked) -> tuple[float, float, float]:
     return score.accuracy, score.low, score.high
 
 
+@styled
 def ranking_figure(result: RankingResult) -> Any:
     """Accuracy against images per second with the Pareto front, or against layers."""
-    from matplotlib.figure import Figure
-
-    drawing = Figure(figsize=(6.75, 4.2), layout="constrained")
+    drawing = new_figure(4.2)
     axes = drawing.subplots()
     numbers = result.ranked[0].regression is not None
-    label = "R² of ridge regression" if numbers else "accuracy of the linear probe"
     timed = all(one.cost for one in result.ranked)
     layers = all(one.layer is not None for one in result.ranked)
     points = []
@@ -204,47 +204,33 @@ def ranking_figure(result: RankingResult) -> Any:
         if timed and one.cost:
             x = one.cost.images_per_s
         points.append((x, value))
-        axes.errorbar(
-            [x],
-            [value],
-            [[max(value - low, 0)], [max(high - value, 0)]],
-            fmt="o",
-            ms=4,
-            capsize=2,
-            lw=1,
-            color="#0072B2",
-        )
-        if not layers:
-            axes.annotate(
-                _plain(one.name), (x, value), xytext=(5, 4), textcoords="offset points", fontsize=7
-            )
+        bar = [[max(value - low, 0)], [max(high - value, 0)]]
+        how = series(0 if layers else place) | {"linestyle": "none"}
+        axes.errorbar([x], [value], bar, capsize=2, label=None if layers else one.name, **how)
     if timed:
         front = pareto(points)
-        axes.plot(*zip(*front, strict=True), color="#D55E00", lw=1, ls="--", label="Pareto front")
+        axes.plot(*zip(*front, strict=True), color="0.5", lw=0.8, zorder=1, label="Pareto front")
         axes.set_xscale("log")
-        axes.set_xlabel("images per second (log scale)")
-        axes.margins(x=0.25)
-        axes.legend(fontsize=7)
+        speeds = sorted(x for x, _ in points)
+        axes.set_xlim(speeds[0] / 1.4, speeds[-1] * 1.4)
+        ticks = speeds if speeds[-1] / speeds[0] < 3 else None
+        if ticks:
+            axes.set_xticks([ticks[0], ticks[-1]], [f"{x:.3g}" for x in (ticks[0], ticks[-1])])
+            axes.set_xticks([], minor=True)
+        axes.set_xlabel("images per second (encoder alone, log scale)")
     elif layers:
-        axes.plot(*zip(*sorted(points), strict=True), color="#0072B2", lw=1)
-        axes.set_xlabel("layer (0 is the input of the first block)")
+        line = series(0, marker=False)
+        axes.plot(*zip(*sorted(points), strict=True), **line)
+        axes.set_xlabel("layer (0: input of the first block)")
         count_along_x(axes)
     else:
         axes.set_xticks([])
     if not numbers:
-        axes.axhline(result.largest_share, color="gray", ls=":", lw=1)
-        text = f"always {_plain(result.largest_class)}"
-        axes.annotate(
-            text,
-            (0.01, result.largest_share),
-            xycoords=("axes fraction", "data"),
-            fontsize=7,
-            va="bottom",
-            color="gray",
-        )
-    axes.set_ylabel(label)
-    axes.set_title(f"bars: 95% intervals, {result.images:,} images; {result.protocol}", fontsize=8)
-    axes.grid(alpha=0.3)
+        chance_line(axes, result.largest_share)
+    axes.set_ylabel("R² of ridge regression" if numbers else "accuracy of the linear probe")
+    axes.grid()
+    drawing.legend(loc="outside lower center", ncols=2)
+    caption(drawing, f"bars: 95% intervals; {result.images:,} images, {result.protocol}")
     return drawing
 
 
@@ -257,63 +243,70 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return front[::-1]
 
 
+@styled
 def figure(result: ProbeResult) -> Any:
-    """Accuracy of each class by the linear probe, lowest first, at most 30 of them."""
-    from matplotlib.figure import Figure
+    """Accuracy of each class by the linear probe, lowest first, at most 30 of them.
 
+    Raises:
+        VitcliError: numbers are predicted, not classes.
+    """
     scores = result.per_class[:30]
-    drawing = Figure(figsize=(6.75, 1.2 + 0.2 * max(len(scores), 1)), layout="constrained")
+    if not scores:
+        raise VitcliError("probe: no figure of one encoder on numbers", "leave out --plot")
+    drawing = new_figure(1.4 + 0.18 * len(scores))
     axes = drawing.subplots()
     places = range(len(scores))
     values = [score.accuracy for score in scores]
     bars = [
-        [score.accuracy - score.low for score in scores],
-        [score.high - score.accuracy for score in scores],
+        [max(score.accuracy - score.low, 0) for score in scores],
+        [max(score.high - score.accuracy, 0) for score in scores],
     ]
-    axes.errorbar(values, places, xerr=bars, fmt="o", ms=4, capsize=2, lw=1, color="#0072B2")
-    axes.set_yticks(places, [_plain(score.name) for score in scores], fontsize=7)
+    axes.errorbar(values, places, xerr=bars, capsize=2, **series(0) | {"linestyle": "none"})
+    axes.set_yticks(places, [score.name for score in scores])
     axes.invert_yaxis()
-    axes.axvline(result.largest_share, color="gray", ls=":", lw=1)
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("accuracy of the linear probe; bars: 95% intervals; dotted: largest class")
-    axes.set_title(f"{_plain(result.model)}, {result.images:,} images", fontsize=8)
-    axes.grid(alpha=0.3)
+    axes.axvline(result.largest_share, **CHANCE)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel("accuracy of the linear probe")
+    axes.set_title(f"{result.model}, weights: {result.weights}")
+    axes.grid(axis="x")
+    caption(
+        drawing,
+        f"bars: 95% intervals (Wilson); {result.images:,} images; dashed: always the largest class",
+    )
     return drawing
 
 
+@styled
 def agreement_figure(result: AgreementResult) -> Any:
     """Common neighbors and CKA of each pair."""
-    from matplotlib.figure import Figure
-
-    names = [_plain(one.name) for one in result.ranked]
-    drawing = Figure(figsize=(6.75, 3.6), layout="constrained")
+    names = [one.name for one in result.ranked]
+    drawing = new_figure(3.6)
     titles = (f"common among {result.k} nearest", "linear CKA")
     for axes, values, title in zip(
         drawing.subplots(1, 2), (result.neighbors, result.cka), titles, strict=True
     ):
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis")
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
-        axes.set_yticks(range(len(names)), names, fontsize=7)
-        axes.set_title(title, fontsize=8)
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_title(title)
         drawing.colorbar(image, ax=axes, shrink=0.7)
     return drawing
 
 
+@styled
 def confusion_figure(result: ProbeResult | RankingResult) -> Any:
     """The confusion matrix of the linear probe, each row in shares of its class."""
     import numpy as np
-    from matplotlib.figure import Figure
 
     counts = np.array(result.confusion_matrix, dtype=float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    side = min(10.0, 2.5 + 0.22 * len(counts))
-    drawing = Figure(figsize=(side + 0.8, side), layout="constrained")
+    side = min(6.75, 2.5 + 0.2 * len(counts))
+    drawing = new_figure(side - 0.4, side)
     axes = drawing.subplots()
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis")
-    if len(counts) <= 40:
-        names = [_plain(name) for name in result.classes]
-        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
-        axes.set_yticks(range(len(names)), names, fontsize=7)
+    if len(counts) <= 30:
+        axes.set_xticks(range(len(counts)), result.classes, rotation=90)
+        axes.set_yticks(range(len(counts)), result.classes)
     axes.set_xlabel("said")
     axes.set_ylabel("is")
     drawing.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
@@ -326,8 +319,3 @@ def confusion_csv(result: ProbeResult | RankingResult) -> str:
     return csv_text(
         [{"is \\ said": name, **dict(zip(result.classes, row, strict=True))} for name, row in rows]
     )
-
-
-def _plain(text: str) -> str:
-    """A name as matplotlib must not read it: a dollar sign begins no formula."""
-    return text.replace("$", r"\$")
