@@ -121,7 +121,9 @@ def _several(value: Any) -> list[str]:
     return [str(v).lower() if isinstance(v, bool) else str(v) for v in values]
 
 
-WRITES = frozenset({"out", "plot", "confusion", "map", "overlay", "trace", "show_data", "csv", "parquet"})
+WRITES = frozenset(
+    {"out", "plot", "confusion", "map", "overlay", "trace", "show_data", "csv", "parquet"}
+)
 """Options and arguments that name a file or folder to be written, of whatever command."""
 CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": ImagesRun}
 """What `--set` reaches; every other command that has it sets a ModelConfig."""
