@@ -80,6 +80,8 @@ def test_siglip_nests_only_what_differs_from_the_defaults(tmp_path: Path) -> Non
     vision = {
         "model_type": "siglip_vision_model",
         "hidden_size": 16,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "image_size": 32,
         "patch_size": 8,

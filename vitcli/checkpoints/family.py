@@ -94,7 +94,7 @@ class Variant:
 
     Names are templates as in `From`, and any block counts. `settings` win over the foreign
     config; `renames` and `drops` come before the family's, and
-    None takes a rename away.
+    None takes a rename away. `unproven` as in Family.
     """
 
     when: tuple[str, ...] = ()
@@ -102,6 +102,7 @@ class Variant:
     settings: Mapping[str, Value] = field(default_factory=dict)
     renames: Mapping[str, str | From | None] = field(default_factory=dict)
     drops: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,12 @@ class Family:
         verified: what the family was compared with.
         signature: names that must all be there once prefix and aliases are applied.
         absent: names that must not be there.
+        ranks: how many axes tensors of these names have, where another family shares the names.
         told_by: a setting of ours, and the value of it that tells this family from another of the
             same names, where no foreign config names the model.
         model_types: the values of the foreign config's `model_type` (or its like) it answers to.
-        prefixes: where in a larger model the encoder may stand; tried in order.
+        prefixes: what stands before the encoder's names in the library's own models with a head;
+            whatever stands before that in a larger model is found by itself.
         aliases: (pattern, replacement) regular expressions that turn other spellings into the
             one that the tables use.
         renames: our state-dict names (templates) to foreign names.
@@ -127,8 +130,12 @@ class Family:
         decides: our settings that the family decides; a function gets those found so far and
             raises KeyError where it lacks one.
         needs: our settings that neither tensors nor the family tell.
+        unproven: our settings that the family decides only where a config names the model; the
+            names alone are those of others too, so without a config they are asked for.
+        packed_gate: a first layer of twice the width is a gate and its input in this order,
+            because the library has nothing else there.
+        remarks: what to report about a model_type.
         variants: see Variant; every one that matches applies.
-        section: where the encoder's settings stand in a config of a larger model.
         config_file: the JSON file beside the weights that the settings are in.
         any_prefix_rows: the table's prefix rows follow from its length (timm) in place of being
             those of CLS and distillation.
@@ -146,6 +153,7 @@ class Family:
     signature: tuple[str, ...]
     renames: Renames
     absent: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
     told_by: tuple[str, Value] | None = None
     model_types: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
@@ -157,8 +165,10 @@ class Family:
         default_factory=dict
     )
     needs: tuple[str, ...] = ("heads", "norm_eps", "activation")
+    unproven: tuple[str, ...] = ()
+    packed_gate: bool = False
+    remarks: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
-    section: str = "vision_config"
     config_file: str = "config.json"
     any_prefix_rows: bool = False
     wrappers: tuple[str, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vitcli.errors import VitcliError
@@ -11,17 +12,25 @@ from vitcli.errors import VitcliError
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _CHOICES = (
     ("model.safetensors",),
-    ("model.safetensors.index.json", "model-*.safetensors"),
+    ("*.safetensors.index.json",),
     ("pytorch_model.bin",),
-    ("pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+    ("*.bin.index.json",),
     ("open_clip_model.safetensors",),
     ("open_clip_pytorch_model.bin",),
     ("*.safetensors",),
     ("*.npz",),
     ("*.pth", "*.pt", "*.bin"),
 )
-"""Patterns of the files of one checkpoint, best first; only the first that is there is fetched."""
-_CONFIGS = ["*.json", "config.yaml"]
+"""Patterns of the files of one checkpoint, best first; only the first that is there is fetched.
+
+Of a sharded one that is the index; then the shards that hold what is read.
+"""
+_CONFIGS = [
+    *("config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json"),
+    "config.yaml",
+]
+Fetch = Callable[[Sequence[str]], None]
+"""Brings files of these names into the folder of the snapshot."""
 ANSWER_S = 10
 """Seconds that the hub may take to list a repository."""
 
@@ -30,29 +39,49 @@ def is_hub_id(source: str) -> bool:
     return _ID.fullmatch(source) is not None
 
 
-def download(source: str) -> Path:
+def download(source: str) -> tuple[Path, Fetch]:
     """The folder of a snapshot of `owner/name[@revision]` with its configs and one checkpoint.
 
-    The cache and HF_HUB_OFFLINE are respected.
+    Of a sharded checkpoint the index alone is there; the second value fetches shards into the same
+    folder. The cache and HF_HUB_OFFLINE are respected.
 
     Raises:
         VitcliError: no extra `hub`, no network and nothing cached, no such repository.
     """
     repo, _, revision = source.partition("@")
     try:
-        from huggingface_hub import constants, snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub import constants, hf_hub_download, snapshot_download
     except ImportError as error:
         raise VitcliError(
             f"--weights {source}: no such path, and hub ids need the extra `hub`",
             "pip install 'vitcli[hub]'",
         ) from error
-    try:
+
+    def snapshot() -> Path:
         files = [] if constants.HF_HUB_OFFLINE else _listed(repo, revision or None)
         if not files:
             return _cached(repo, revision or None)
         wanted = [*_CONFIGS, *files]
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+
+    with _reported(source):
+        folder = snapshot()
+
+    def fetch(names: Sequence[str]) -> None:
+        with _reported(source):
+            for name in names:
+                hf_hub_download(repo, name, revision=folder.name)
+
+    return folder, fetch
+
+
+@contextlib.contextmanager
+def _reported(source: str) -> Iterator[None]:
+    """What the hub's library raises, as an error of one line."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        yield
     except LocalEntryNotFoundError as error:
         raise VitcliError(
             f"--weights {source}: no such path, not in the hub's cache, and the hub is not reached",

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from vitcli.build import build_meta
+from vitcli.checkpoints.detect import Tower, detect, summary, tower_config
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, From
-from vitcli.checkpoints.match import Match, Part, assign, check, detect
+from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import settle
 from vitcli.config.load import (
@@ -45,6 +46,8 @@ def load_weights(
     overrides: Sequence[Setting] = (),
     dtype: torch.dtype = torch.float32,
     image_size: tuple[int, int] | None = None,
+    which: str | None = None,
+    prefix: str | None = None,
 ) -> LoadedWeights:
     """The encoder of `source`: a file, directory, sharded index or hub id.
 
@@ -53,12 +56,22 @@ def load_weights(
         overrides: settings that win over everything but the tensors themselves.
         dtype: of the parameters; tensors that are stored so are used where the file is mapped.
         image_size: (height, width) in pixels that the preprocessing should give.
+        which: `ema` or `raw`, where the file has an averaged copy of its weights; None for what
+            the library takes, which is the average.
+        prefix: what stands before the vision tower's names, where it is not found by itself.
 
     Raises:
         VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
             setting unknown, contradictory or not supported.
     """
-    plan = plan_weights(source, preset=preset, overrides=overrides, image_size=image_size)
+    plan = plan_weights(
+        source,
+        preset=preset,
+        overrides=overrides,
+        image_size=image_size,
+        which=which,
+        prefix=prefix,
+    )
     encoder = plan.encoder
     encoder.load_state_dict(_values(plan, dtype), assign=True)
     return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
@@ -106,7 +119,7 @@ class Plan:
             source=self.checkpoint.source,
             family=self.match.family.name,
             library=self.match.family.library,
-            files=tuple(str(file) for file in self.checkpoint.files),
+            files=tuple(map(str, self._files())),
             tensors_used=len(self.match.used),
             tensors_dropped=tuple(sorted(self.match.dropped)),
             stored_dtypes=tuple(sorted(stored)),
@@ -119,6 +132,11 @@ class Plan:
             tensors_resized=self._resized(),
             notes=self.notes,
         )
+
+    def _files(self) -> Sequence[Path]:
+        shard_of = self.checkpoint.shard_of
+        held = sorted({shard_of[name] for name in self.match.used if name in shard_of})
+        return held or self.checkpoint.files
 
     def _resized(self) -> tuple[str, ...]:
         """What happens to the position table at the size that the preprocessing gives."""
@@ -139,22 +157,28 @@ def plan_weights(
     preset: ModelConfig | None = None,
     overrides: Sequence[Setting] = (),
     image_size: tuple[int, int] | None = None,
+    which: str | None = None,
+    prefix: str | None = None,
 ) -> Plan:
     """The config of `source` and where each tensor goes; no tensor's values are read.
 
     Raises:
         VitcliError: as `load_weights`.
     """
-    checkpoint = read_source(source)
-    tensors = checkpoint.tensors
-    if "front_end.projection.weight" in tensors:
+    checkpoint = read_source(source, which)
+    if "front_end.projection.weight" in checkpoint.tensors:
         return _own(checkpoint, preset, overrides, image_size)
     known = {**(preset.encoder.model_dump() if preset else {}), **_encoder_settings(overrides)}
-    family, prefix, spelled = detect(tensors, FAMILIES, _model_type(checkpoint), known, source)
-    match = assign(tensors, family, prefix, spelled)
+    configs = checkpoint.configs
+    tower = detect(checkpoint.tensors, FAMILIES, configs, known, source, prefix)
+    family = tower.family
+    spelled, outside = _needed(tower, checkpoint)
+    checkpoint = checkpoint.holding(spelled.values())
+    match = assign(checkpoint.tensors, family, tower.prefix, spelled, tower.inside)
+    match.outside.update(outside)
     parts = match.parts
     shapes = {n: shape for n, part in parts.items() if (shape := part.try_shape()) is not None}
-    foreign = checkpoint.configs.get(family.config_file)
+    foreign = configs.get(family.config_file)
     config, settled = settle(match, shapes, foreign, preset, overrides)
     if config.encoder.attention.qk_norm == "head":
         parts = {_per_head(name): part for name, part in parts.items()}
@@ -163,6 +187,7 @@ def plan_weights(
     config, preprocess_by, notes = _with_preprocess(config, checkpoint, family, preset, overrides)
     if image_size:
         config = for_input_size(config, image_size)
+    notes = (*_notes(match, tower, checkpoint), *notes)
     return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by, notes)
 
 
@@ -241,9 +266,35 @@ def _require_all(
         )
 
 
-def _model_type(checkpoint: Checkpoint) -> str | None:
-    kind = checkpoint.configs.get("config.json", {}).get("model_type")
-    return str(kind) if kind else None
+def _needed(tower: Tower, checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
+    """(the names that the tower's tables may take, those that it leaves in shards not read)."""
+    spelled, outside = {}, list(tower.outside)
+    takes = (
+        takes_name(tower.family) if checkpoint.tensors.missing else None
+    )  # every name is looked at where all are here
+    for short, name in tower.spelled.items():
+        if takes is None or name in checkpoint.tensors or short in tower.inside or takes(short):
+            spelled[short] = name
+        else:
+            outside.append(name)
+    return spelled, outside
+
+
+def _notes(match: Match, tower: Tower, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What a reader should know of a tower inside of something larger."""
+    config = checkpoint.configs.get("config.json", {})
+    kind = tower_config(config)[1]
+    notes = [f"vision tower under {tower.prefix}"] if tower.outer else []
+    if checkpoint.tensors.copied:
+        notes.append(checkpoint.tensors.copied)
+    if remark := tower.family.remarks.get(kind or ""):
+        notes.append(remark)
+    layers = config.get("vision_feature_layer")
+    if layers is not None:
+        listed = layers if isinstance(layers, list) else [layers]
+        shown = ", ".join(map(str, listed))
+        notes.append(f"the language model reads layer {shown} (vision_feature_layer)")
+    return (*notes, *summary(match.outside))
 
 
 def _encoder_settings(overrides: Sequence[Setting]) -> dict[str, Any]:

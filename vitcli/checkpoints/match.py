@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from vitcli.checkpoints.family import Family, From, Variant, joined
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
-from vitcli.config.request import NAME_A_PRESET
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
 
@@ -85,7 +84,9 @@ class Match:
     told: dict[str, Any] = field(default_factory=dict)
     """Settings that single foreign tensors tell, by Family.tells."""
     left: set[str] = field(default_factory=set)
-    """Names in the file that are neither used nor matched by a drop rule."""
+    """Names in the tower that are neither used nor matched by a drop rule."""
+    outside: set[str] = field(default_factory=set)
+    """Names beside the tower, which nothing here needs."""
 
     def renames(self) -> dict[str, From]:
         """The rules in force, the variants' before the family's."""
@@ -98,6 +99,15 @@ class Match:
             if rule is not None
         }
 
+    def unproven(self) -> list[str]:
+        """Settings that the names alone do not prove."""
+        return [*self.family.unproven, *(key for v in self.variants for key in v.unproven)]
+
+    def gate_is_known(self) -> bool:
+        """Whether the names, or a family that has one kind alone, tell the gate of a gated MLP."""
+        first = [p for name, p in self.parts.items() if name.endswith("feed_forward.fc1.weight")]
+        return self.family.packed_gate or any(len(part.names) > 1 for part in first)
+
     def settings(self) -> dict[str, Any]:
         """What the family and its variants decide; functions are still to be called."""
         merged: dict[str, Any] = dict(self.family.decides)
@@ -106,111 +116,40 @@ class Match:
         return merged
 
 
-def detect(
-    tensors: Tensors,
-    families: Sequence[Family],
-    model_type: str | None,
-    known: Mapping[str, Any],
-    source: str,
-) -> tuple[Family, str, dict[str, str]]:
-    """The family, its prefix, and the file's names by the spelling of the family's tables.
-
-    Args:
-        model_type: what the config beside the weights calls the model, None where there is none.
-        known: settings of the encoder by the preset and the user, for families of the same names.
-        source: what the errors call the checkpoint.
-
-    Raises:
-        VitcliError: no family fits the names, none that fits answers to `model_type`, or several
-            do and nothing tells which it is.
-    """
-    fits: list[tuple[Family, str]] = []
-    # Names that differ in a part that is a number are of one kind; one of each is enough to see.
-    kinds = list({re.sub(r"\.\d+\.", ".#.", name): name for name in tensors}.values())
-    for family in families:
-        if family.wrappers and tensors.wrapper not in family.wrappers:
-            continue
-        for prefix in family.prefixes:
-            if not any(name.startswith(prefix) for name in kinds):
-                continue
-            spelled = {_spell(name, prefix, family) for name in kinds}
-            if _has_all(spelled, family.signature) and not any(
-                _has(spelled, name) for name in family.absent
-            ):
-                fits.append((family, prefix))
-                break
-    if not fits:
-        some = ", ".join(sorted(tensors)[:4])
-        raise VitcliError(
-            f"{source}: its tensors fit no family that is known (they begin {some})",
-            "`vitcli families` lists what is read",
-        )
-    if not model_type:
-        fits = _told_apart(fits, known, source)
-    for family, prefix in fits:
-        if not (model_type and family.model_types) or model_type in family.model_types:
-            return family, prefix, _spell_all(tensors, prefix, family)
-    names = ", ".join(family.name for family, _ in fits)
-    raise VitcliError(
-        f"the config says model_type {model_type!r}, the tensors are named as in {names}",
-        "`vitcli families` lists what is read; is config.json that of these weights?",
-    )
-
-
-def _told_apart(
-    fits: list[tuple[Family, str]], known: Mapping[str, Any], source: str
-) -> list[tuple[Family, str]]:
-    """The fits without those whose `told_by` another one meets."""
-    twins = [(fit, fit[0].told_by) for fit in fits if fit[0].told_by]
-    if len(twins) < 2:
-        return fits
-    told = [fit for fit, (key, value) in twins if known.get(key) == value]
-    if not told:
-        names = " and ".join(family.name for (family, _), _ in twins)
-        choices = " or ".join(
-            f"--set encoder.{key}={value} ({family.name})" for (family, _), (key, value) in twins
-        )
-        raise VitcliError(
-            f"{source}: {names} name their tensors alike, and nothing tells which this is",
-            f"config.json beside the weights, {NAME_A_PRESET}, {choices}",
-        )
-    return told
-
-
-def _spell(name: str, prefix: str, family: Family) -> str:
-    name = name.removeprefix(prefix)
-    for pattern, replacement in family.aliases:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-def _spell_all(names: Iterable[str], prefix: str, family: Family) -> dict[str, str]:
-    spelled: dict[str, str] = {}
-    for name in names:
-        short = _spell(name, prefix, family)
-        if short in spelled:
-            raise VitcliError(
-                f"{spelled[short]} and {name} are the same tensor in two spellings",
-                "keep one of the two",
-            )
-        spelled[short] = name
-    return spelled
-
-
-def _has(spelled: Iterable[str], template: str) -> bool:
+def has(spelled: Iterable[str], template: str) -> bool:
     return any(_pattern(template).fullmatch(name) for name in spelled)
 
 
-def _has_all(spelled: Collection[str], templates: Iterable[str]) -> bool:
-    return all(_has(spelled, template) for template in templates)
+def has_all(spelled: Collection[str], templates: Iterable[str]) -> bool:
+    return all(has(spelled, template) for template in templates)
 
 
-def assign(tensors: Tensors, family: Family, prefix: str, spelled: Mapping[str, str]) -> Match:
-    """Every foreign tensor to a part of ours, a drop rule, or the list of what is left."""
+def takes_name(family: Family) -> Callable[[str], bool]:
+    """Whether a rename of the family or of one of its variants takes a spelled name."""
+    rules = [*family.renames.values(), *(r for v in family.variants for r in v.renames.values())]
+    sources = [s for r in rules if r for s in ((r,) if isinstance(r, str) else r.sources)]
+    sources += [name for v in family.variants for name in (*v.when, *v.unless)]
+    return lambda name: any(_pattern(source).fullmatch(name) for source in sources)
+
+
+def assign(
+    tensors: Tensors,
+    family: Family,
+    prefix: str,
+    spelled: Mapping[str, str],
+    inside: Collection[str] | None = None,
+) -> Match:
+    """Every foreign tensor to a part of ours, a drop rule, or the list of what is left.
+
+    Args:
+        spelled: names as the family's tables have them, to those in the file.
+        inside: the spelled names that are the tower's own, None for all; what else no rule takes
+            is outside the tower, and left unread.
+    """
     variants = [
         v
         for v in family.variants
-        if _has_all(spelled, v.when) and not any(_has(spelled, name) for name in v.unless)
+        if has_all(spelled, v.when) and not any(has(spelled, name) for name in v.unless)
     ]
     drops = [re.compile(d) for d in (*family.drops, *(d for v in variants for d in v.drops))]
     match = Match(family, prefix, variants, spelled)
@@ -230,8 +169,10 @@ def assign(tensors: Tensors, family: Family, prefix: str, spelled: Mapping[str, 
             match.used.add(spelled[name])
         elif any(drop.fullmatch(name) for drop in drops):
             match.dropped.add(spelled[name])
-        else:
+        elif inside is None or name in inside:
             match.left.add(spelled[name])
+        else:
+            match.outside.add(spelled[name])
     for key, tell in family.tells.items():
         teller = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
         if teller is not None:
@@ -299,6 +240,19 @@ def check(
                 f"{match.spelled[n]} {_by(tensors[match.spelled[n]].shape)}" for n in part.names
             )
             misshapen.append(f"{name} is {_by(shape)}, from {theirs}")
+    strange = sorted(
+        f"{match.spelled[n]} ({t.stored or str(t.dtype).removeprefix('torch.')})"
+        for name, part in parts.items()
+        if name in expected
+        for n, t in zip(part.names, part.tensors, strict=True)
+        if t is not None and (t.stored or not t.dtype.is_floating_point)
+    )
+    if strange:
+        raise VitcliError(
+            f"{len(strange)} tensors of the encoder are not plain floating-point numbers: "
+            f"{_some(strange)}",
+            "use the checkpoint that is not quantized, or save it as float32, bfloat16 or float16",
+        )
     used = {n for name, part in parts.items() if name in expected for n in part.names}
     extra = [
         f"{match.spelled[n]} (read as {name})"

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.family import Family
 from vitcli.checkpoints.match import Match
 from vitcli.checkpoints.shapes import Shapes, has_layer_scale, table_grids, told_by_shapes
@@ -39,6 +40,8 @@ GEOMETRY = (
 """What a preset given for help must agree on with the tensors."""
 
 
+SIZES = ("hidden", "depth", "patch_size", "mlp_hidden")
+"""Where a library's own default must agree with the tensors, or it is of another model."""
 FREE = ("pooling", "pool_norm", "head", "head_out", "final_norm", "position")
 """What the user may choose against the tensors; those no longer needed are then left out."""
 
@@ -102,6 +105,11 @@ def settle(
     )
     # One lost tensor must not pass for a model without it: a family that has none says so.
     decided = {"patch_bias": True, **match.settings()}
+    needs = list(family.needs)
+    if foreign is None:
+        for key in match.unproven():
+            decided.pop(key, None)
+            needs.append(key)
     preset_values = _settings(preset.encoder.model_dump()) if preset else {}
     by_preset = f"preset {preset.name}" if preset else ""
     asked = Layers()
@@ -124,14 +132,26 @@ def settle(
         chosen.add("head_out")
     told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
     stated = {k: v for k, v in stated.items() if k not in chosen}
+    said = [values.get("mlp") for values in (user, decided, stated, preset_values)]
+    if told.get("mlp") == "gated" and not match.gate_is_known() and "gated" not in said:
+        # A first layer of twice the width: which half is the gate, and its activation, are in the
+        # code alone. What a config says of the plain MLP is not said of this one.
+        for values in (told, stated, implied, decided):
+            values.pop("mlp", None)
+            values.pop("activation", None)
+        needs += ["mlp", "activation"]
+        preset_values = {k: v for k, v in preset_values.items() if k not in ("mlp", "activation")}
     claims.add(told, "the tensors")
     for key, value in user.items():
         claims.agree(key, value, by_user[key])
     for key, value in stated.items():
         if key not in decided:
             claims.agree(key, value, origins[key])
+    for key, value in implied.items():
+        if key in SIZES and key in told:
+            claims.agree(key, value, origins[key])
     for key in GEOMETRY if preset else ():
-        if key in told:
+        if key in told and key in preset_values:
             claims.agree(key, preset_values[key], by_preset)
 
     claims.add(user, by_user)
@@ -150,9 +170,9 @@ def settle(
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 
-    if unknown := [key for key in family.needs if key not in claims.settled]:
+    if unknown := [key for key in dict.fromkeys(needs) if key not in claims.settled]:
         raise VitcliError(
-            f"neither the tensors nor a config tell {', '.join(unknown)} "
+            f"neither the tensors nor a config say {', '.join(unknown)} "
             f"of this {family.name} encoder",
             f"{NAME_A_PRESET}, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
         )
@@ -220,18 +240,6 @@ def _validated(
     return validate(ModelConfig, layers)
 
 
-def section_of(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], bool]:
-    """The encoder's part of a config, and whether it is nested in that of a larger model.
-
-    CLIP configs of 2022 keep a second copy, `vision_config_dict`, which wins.
-    """
-    inner = config.get(name)
-    if not isinstance(inner, dict):
-        return dict(config), False
-    newer = config.get(f"{name}_dict")
-    return {**inner, **(newer if isinstance(newer, dict) else {})}, True
-
-
 def read_settings(
     config: Mapping[str, Any], family: Family
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
@@ -246,7 +254,8 @@ def read_settings(
     if family.flatten:
         section, nested = _flat_config(config, family), True
     else:
-        section, nested = section_of(config, family.section)
+        section, kind, where = tower_config(config)
+        nested = bool(where) or str(kind).endswith(("_vision_model", "_vision"))
     stated: dict[str, Any] = {}
     implied: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -285,8 +294,8 @@ def _flat_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
         return dict(family.flatten(config))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise VitcliError(
-            f"{family.config_file}: not a config of {family.library} that is known here ({error})",
-            "--preset NAME beside a copy of the weights without it, or --set encoder.KEY=VALUE",
+            f"{family.config_file}: {family.library} {error} is not supported",
+            "`vitcli families` lists what is supported",
         ) from error
 
 

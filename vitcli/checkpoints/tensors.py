@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import textwrap
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,10 @@ from vitcli.errors import VitcliError
 
 RELEASE_EVERY = 32 << 20
 """Bytes read from a mapped file before its pages are given back."""
+MOST_TIMES_LARGER = 20
+"""How many times the size of an archive its members may be; weights hardly compress."""
+SMALL = 64 << 20
+"""Bytes that are unpacked whatever the ratio is."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,8 @@ class LazyTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], Tensor]
+    stored: str = ""
+    """What it is stored as, where that is nothing that a parameter can be made from."""
 
     @property
     def nbytes(self) -> int:
@@ -35,18 +43,111 @@ class Tensors(dict[str, LazyTensor]):
     """Tensors by name."""
 
     wrapper: str | None = None
-    """The key that the state dict stood under in its file, None where there was none."""
+    """The key that the state dict was under in its file, None where there was none."""
+    copied: str = ""
+    """Which copy of the weights was read, where the file has an averaged one besides."""
+    missing: Mapping[str, Path]
+    """Names that an index lists in shards that are not here, to those shards."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.missing = {}
+
+    def names(self) -> list[str]:
+        return [*self, *self.missing]
 
 
 def lazy(tensors: Mapping[str, Tensor]) -> Tensors:
     """Tensors in memory in the form that files have."""
-    return Tensors(
-        {n: LazyTensor(tuple(t.shape), t.dtype, partial(_given, t)) for n, t in tensors.items()}
-    )
+    return Tensors({name: _given(tensor) for name, tensor in tensors.items()})
 
 
-def _given(tensor: Tensor) -> Tensor:
-    return tensor
+def _given(tensor: Tensor) -> LazyTensor:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex():
+        stored = str(tensor.layout if tensor.layout != torch.strided else tensor.dtype)
+        return LazyTensor(tuple(tensor.shape), torch.uint8, lambda: tensor, stored[6:])
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ValueError("a tensor that reaches beyond its storage")
+    return LazyTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+
+class Archive:
+    """The members of a zip file, checked before a value of them is used.
+
+    Raises:
+        ValueError: members that overlap, reach beyond the file or unpack to many times its size.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        self.kind = kind
+        size = path.stat().st_size
+        with zipfile.ZipFile(path) as file:
+            self.members = {member.filename: member for member in file.infolist()}
+        total = sum(member.file_size for member in self.members.values())
+        if total > max(MOST_TIMES_LARGER * size, SMALL) or any(
+            member.header_offset + member.compress_size > size for member in self.members.values()
+        ):
+            raise ValueError(f"{total} bytes unpacked from a file of {size}")
+        self.verified: set[str] = set()
+        self.unpacked: tuple[str, np.ndarray[Any, Any]] | None = None
+
+    def has(self, name: str) -> bool:
+        return name in self.members
+
+    def size(self, name: str) -> int:
+        """Bytes of a member, unpacked."""
+        if name not in self.members:
+            raise ValueError(f"{name} is missing")
+        return self.members[name].file_size
+
+    def content(self, name: str) -> bytes:
+        """All of a small member, its checksum compared."""
+        with zipfile.ZipFile(self.path) as file:
+            return file.read(name)
+
+    def values(self, name: str) -> np.ndarray[Any, Any]:
+        """A member's bytes, its checksum compared once; mapped where they are not compressed."""
+        member = self.members[name]
+        if member.compress_type == zipfile.ZIP_STORED:
+            if name not in self.verified:
+                with zipfile.ZipFile(self.path) as file, file.open(name) as content:
+                    while content.read(1 << 20):  # the end of it compares the checksum
+                        pass
+                self.verified.add(name)
+            if member.file_size == 0:
+                return np.empty(0, np.uint8)
+            begin = self._begin(member)
+            return np.memmap(self.path, np.uint8, "c", begin, (member.file_size,))
+        if self.unpacked is None or self.unpacked[0] != name:
+            self.unpacked = None
+            self.unpacked = name, np.frombuffer(bytearray(self.content(name)), np.uint8)
+        return self.unpacked[1]
+
+    def _begin(self, member: zipfile.ZipInfo) -> int:
+        """Where a member's bytes are in the file, after its own name and extra field."""
+        with self.path.open("rb") as file:
+            file.seek(member.header_offset + 26)
+            name, extra = struct.unpack("<HH", file.read(4))
+        return member.header_offset + 30 + int(name) + int(extra)
+
+    def guarded(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`read`, whatever goes wrong in it reported as damage of this file."""
+        return guarded(self.path, self.kind, read)
+
+
+def guarded(path: Path, kind: str, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """`read`, whatever goes wrong in it reported as damage of the file."""
+
+    def safely() -> Tensor:
+        try:
+            return read()
+        except (VitcliError, MemoryError):
+            raise
+        except Exception as error:  # the file may have been cut or changed since it was opened
+            raise damaged(path, kind, error) from error
+
+    return safely
 
 
 class Mapped:

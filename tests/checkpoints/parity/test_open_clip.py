@@ -49,7 +49,7 @@ def test_a_bare_file_needs_its_activation(tmp_path: Path) -> None:
     told = {"heads": 2, "norm_eps": 1e-5, "activation": "quick_gelu", "pooling": "cls"}
     settings = [
         Setting(("encoder", key), value, "--set")
-        for key, value in {**told, "pool_norm": False}.items()
+        for key, value in {**told, "pool_norm": False, "position": "learned"}.items()
     ]
     loaded = load_weights(str(file), overrides=settings, dtype=torch.float64)
     pixels = images(32, 32)
@@ -65,7 +65,7 @@ def test_the_tower_alone(tmp_path: Path) -> None:
     told = {"heads": 2, "norm_eps": 1e-5, "activation": "gelu", "pooling": "cls"}
     settings = [
         Setting(("encoder", key), value, "--set")
-        for key, value in {**told, "pool_norm": False}.items()
+        for key, value in {**told, "pool_norm": False, "position": "learned"}.items()
     ]
     loaded = load_weights(str(tmp_path / "visual.pt"), overrides=settings, dtype=torch.float64)
     assert loaded.report.family == "open-clip-tower"

@@ -28,7 +28,13 @@ from vitcli.checkpoints.load import load_weights
 from vitcli.config.load import Setting
 
 HEADS = {"heads": 2}
-ALL = {**HEADS, "norm_eps": 1e-6, "activation": "gelu", "pooling": "cls"}
+ALL = {
+    **HEADS,
+    "norm_eps": 1e-6,
+    "activation": "gelu",
+    "pooling": "cls",
+    "position": "learned",
+}
 
 
 @pytest.fixture(autouse=True)

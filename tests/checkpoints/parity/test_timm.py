@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.layers import GluMlp
 from timm.models import deit, eva, save_for_hf, vision_transformer
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
@@ -46,8 +47,11 @@ def test_equals_timm(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "keys"),
     [
-        ("vit_base_patch16_siglip_224", ("heads", "norm_eps", "activation")),
-        ("vit_base_patch14_reg4_dinov2", ("heads", "norm_eps", "activation", "pooling")),
+        ("vit_base_patch16_siglip_224", ("heads", "norm_eps", "activation", "position")),
+        (
+            "vit_base_patch14_reg4_dinov2",
+            ("heads", "norm_eps", "activation", "pooling", "position"),
+        ),
     ],
 )
 def test_a_bare_state_dict_needs_what_tensors_do_not_tell(
@@ -61,7 +65,13 @@ def test_a_bare_state_dict_needs_what_tensors_do_not_tell(
         load_weights(str(file))
     for key in keys:
         assert f"--set encoder.{key}=VALUE" in error.value.hint
-    told = {"heads": 2, "norm_eps": 1e-6, "activation": "gelu", "pooling": "cls"}
+    told = {
+        "heads": 2,
+        "norm_eps": 1e-6,
+        "activation": "gelu",
+        "pooling": "cls",
+        "position": "learned",
+    }
     settings = [Setting(("encoder", key), told[key], f"--set {key}") for key in keys]
     loaded = load_weights(str(file), overrides=settings, dtype=torch.float64)
     pixels = images(40, 40)
@@ -122,6 +132,12 @@ def _name(layer: Any) -> str:
     return "gelu" if layer is None else getattr(layer, "__name__", layer).lower()
 
 
+def _gated(layer: Any) -> bool:
+    """Whether a feed-forward that timm names is one of two halves, the gate first."""
+    made = None if layer is None else layer(8, 16)
+    return isinstance(made, GluMlp) and not made.gate_last
+
+
 def _eps(layer: Any) -> float:
     return layer.keywords["eps"] if isinstance(layer, partial) else 1e-6
 
@@ -141,6 +157,8 @@ def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPat
             "norm_eps": _eps(theirs.get("norm_layer")),
             "global_pool": theirs.get("global_pool", _default(cls, "global_pool")),
             "reg_tokens": theirs.get("reg_tokens", 0),
+            "position": "learned" if theirs.get("pos_embed", "learn") == "learn" else "none",
+            "mlp": "gated" if _gated(theirs.get("mlp_layer")) else "plain",
         }, name
         assert not {"block_fn", "attn_layer", "scale_mlp_norm", "proj_bias"} & set(theirs), name
 

@@ -66,9 +66,8 @@ def test_equals_torchvision(representation: int | None, old_names: bool, tmp_pat
 
 def test_heads_are_asked_for_and_a_preset_brings_the_preprocessing(tmp_path: Path) -> None:
     with torch.device("meta"):
-        shapes = VisionTransformer(224, 16, 12, 12, 768, 3072).state_dict()
-    state = {name: torch.zeros(()).expand(t.shape) for name, t in shapes.items()}
-    torch.save(state, tmp_path / "vit_b_16.pth")
+        model = VisionTransformer(224, 16, 12, 12, 768, 3072).bfloat16()
+    torch.save(model.to_empty(device="cpu").state_dict(), tmp_path / "vit_b_16.pth")
     with pytest.raises(VitcliError) as error:
         load_weights(str(tmp_path / "vit_b_16.pth"))
     assert "--set encoder.heads=VALUE" in error.value.hint

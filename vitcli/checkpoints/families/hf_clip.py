@@ -31,13 +31,8 @@ BLOCKS: Renames = {
     "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
     "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
 }
-TEXT_HALF = (
-    r"text_model\..*",
-    r"text_projection\.weight",
-    r"logit_(scale|bias)",
-    r"(text_model\.)?embeddings\.position_ids",
-)
-"""What a whole CLIP or SigLIP model has beside its vision tower; position_ids is an old buffer."""
+DROPS = (r"logit_(scale|bias)", r"embeddings\.position_ids")
+"""What a whole CLIP or SigLIP model has beside its towers, and an old buffer."""
 
 
 def _head_of(architectures: list[str]) -> str:
@@ -50,7 +45,11 @@ CLIP = Family(
     name="hf-clip",
     library=LIBRARY,
     verified=TINY,
-    model_types=("clip", "clip_vision_model"),
+    model_types=(
+        *("clip", "clip_vision_model", "metaclip_2", "metaclip_2_vision_model"),
+        *("chinese_clip", "chinese_clip_vision_model", "altclip", "altclip_vision_model"),
+        *("clipseg", "clipseg_vision_model"),
+    ),
     preprocess=processor("CLIPImageProcessor"),
     signature=("pre_layrnorm.weight", BLOCK + "self_attn.q_proj.weight"),  # spelled so
     prefixes=("", "vision_model."),
@@ -63,13 +62,14 @@ CLIP = Family(
         "pool_norm": "post_layernorm",
         "head.linear": "visual_projection",
     },
-    drops=TEXT_HALF,
+    drops=DROPS,
     settings={
         **SETTINGS,
         "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
-        "patch_size": To("patch_size", SETTINGS["patch_size"].read),
+        "hidden_size": To("hidden", default=768),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=32),
         "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="quick_gelu"),
-        "intermediate_size": To("mlp_hidden"),
+        "intermediate_size": To("mlp_hidden", default=3072),
         "layer_norm_eps": To("norm_eps", float, default=1e-5),
         "architectures": To("head", _head_of),
     },
@@ -109,6 +109,7 @@ SIGLIP = Family(
     preprocess=processor("SiglipImageProcessor"),
     signature=("post_layernorm.weight", BLOCK + "self_attn.q_proj.weight"),
     absent=("embeddings.class_embedding", "pre_layrnorm.weight"),
+    ranks={"embeddings.patch_embedding.weight": 4},
     prefixes=("vision_model.", ""),
     renames={
         "front_end.projection": "embeddings.patch_embedding",
@@ -117,18 +118,25 @@ SIGLIP = Family(
         "vit.norm": "post_layernorm",
         **MAP,
     },
-    drops=TEXT_HALF,
+    drops=DROPS,
     settings={
         **SETTINGS,
         "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
+        "hidden_size": To("hidden", default=768),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=16),
         "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="gelu_tanh"),
-        "intermediate_size": To("mlp_hidden"),
+        "intermediate_size": To("mlp_hidden", default=3072),
         "layer_norm_eps": To("norm_eps", float, default=1e-6),
     },
     ignored=(*IGNORED, "vision_use_head", "num_image_tokens", "projection_dim"),
     decides=TABLE_IN_MODEL_DTYPE,
     variants=(
-        Variant(unless=("head.probe", "classifier"), settings={"pooling": "none"}),
+        # Idefics 2 and 3 and SmolVLM have these names, no head, and other positions at other sizes.
+        Variant(
+            unless=("head.probe", "classifier"),
+            settings={"pooling": "none"},
+            unproven=("position_table.resize",),
+        ),
         # SiglipForImageClassification reads the mean of all tokens and leaves the head unused.
         Variant(
             when=("classifier",),
@@ -147,13 +155,14 @@ SIGLIP2 = Family(
     preprocess=processor("Siglip2ImageProcessor"),
     signature=SIGLIP.signature,
     absent=SIGLIP.absent,
+    ranks={"embeddings.patch_embedding.weight": 2},
     prefixes=SIGLIP.prefixes,
     renames={
         **{ours: rule for ours, rule in SIGLIP.renames.items() if ours != "front_end.projection"},
         "front_end.projection.weight": conv_from_linear("embeddings.patch_embedding.weight"),
         "front_end.projection.bias": "embeddings.patch_embedding.bias",
     },
-    drops=TEXT_HALF,
+    drops=DROPS,
     settings={
         **{key: to for key, to in SIGLIP.settings.items() if key != "image_size"},
         "num_patches": To(None),  # the table's length tells it

@@ -46,7 +46,7 @@ RENAMES: Renames = {
 GATED = (
     Variant(
         when=(BLOCK + "mlp.weights_in",),
-        settings={"activation": "silu"},
+        settings={"mlp": "gated", "activation": "silu"},
         renames={
             "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.weights_in",
             "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.weights_out",
@@ -102,7 +102,11 @@ DINOV2_REGISTERS = Family(
     name="hf-dinov2-registers",
     library=LIBRARY,
     verified=TINY,
-    model_types=("dinov2_with_registers",),
+    model_types=("dinov2_with_registers", "dinov2"),
+    remarks={
+        "dinov2": "model_type dinov2 with registers is remote code: position table resized as "
+        "transformers' dinov2_with_registers does it"
+    },
     preprocess=processor("BitImageProcessor"),
     signature=(*DINOV2.signature, "embeddings.register_tokens"),
     prefixes=("", "dinov2_with_registers."),

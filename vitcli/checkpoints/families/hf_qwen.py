@@ -17,7 +17,15 @@ from vitcli.checkpoints.families.hugging_face import (
     TINY,
     side,
 )
-from vitcli.checkpoints.family import Family, Renames, To, fused, only, summed_over_frames
+from vitcli.checkpoints.family import (
+    Family,
+    Renames,
+    To,
+    Variant,
+    fused,
+    only,
+    summed_over_frames,
+)
 
 BLOCK = "blocks.{i}."
 RENAMES: Renames = {
@@ -32,12 +40,7 @@ RENAMES: Renames = {
     "head.fc1": "merger.mlp.0",
     "head.fc2": "merger.mlp.2",
 }
-PREFIXES = ("", "visual.", "model.visual.")
-DROPS = (
-    r"rotary_pos_emb\.inv_freq",
-    r"model\.(embed_tokens|layers|norm|language_model)\..*",
-    r"lm_head\..*",
-)
+DROPS = (r"rotary_pos_emb\.inv_freq",)
 
 
 def _theta(value: Mapping[str, Any]) -> float:
@@ -48,6 +51,7 @@ def _theta(value: Mapping[str, Any]) -> float:
 
 SHARED = {
     **SETTINGS,
+    "num_hidden_layers": To("depth"),
     "patch_size": To("patch_size", side),
     "depth": To("depth"),
     "num_heads": To("heads", default=16),
@@ -97,7 +101,6 @@ QWEN2 = Family(
     preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.ln_q.bias", BLOCK + "attn.qkv.weight"),
     absent=(BLOCK + "mlp.gate_proj.weight",),
-    prefixes=PREFIXES,
     renames=RENAMES,
     drops=DROPS,
     settings={
@@ -114,11 +117,10 @@ QWEN2_5 = Family(
     name="hf-qwen2.5-vl",
     library=LIBRARY,
     verified=TINY + "; tokens compared in raster order",
-    model_types=("qwen2_5_vl", "qwen2_5_vl_vision"),
+    model_types=("qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"),
     preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.ln_q.weight", BLOCK + "mlp.gate_proj.weight"),
     absent=("merger.ln_q.bias",),
-    prefixes=PREFIXES,
     renames={
         **RENAMES,
         "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.gate_proj", BLOCK + "mlp.up_proj"),
@@ -141,5 +143,11 @@ QWEN2_5 = Family(
         "attention.full_blocks": _full_blocks,
     },
     needs=("heads", "activation", "attention.window", "attention.full_blocks"),
+    variants=(
+        Variant(  # Qwen2.5-Omni
+            when=(BLOCK + "attn.q.weight",),
+            renames={"vit.blocks.{i}.attention.qkv": fused(*(f"{BLOCK}attn.{p}" for p in "qkv"))},
+        ),
+    ),
 )
 FAMILIES = (QWEN2, QWEN2_5)

@@ -41,7 +41,8 @@ RENAMES: Renames = {
 CLS: Renames = {"front_end.prefix.cls": rows("embeddings.cls_token")}
 MASK_TOKEN = r"embeddings\.mask_token"
 SIGNATURE = (BLOCK + "layernorm_before.weight", BLOCK + "attention.attention.query.weight")
-TASK_IGNORED = (*IGNORED, "encoder_stride", "pooler_output_size")
+# intermediate_size counts; I-JEPA's converter writes mlp_ratio beside it.
+TASK_IGNORED = (*IGNORED, "encoder_stride", "mlp_ratio", "pooler_output_size")
 
 CLASSIFIER = Variant(
     when=("classifier",),
@@ -60,7 +61,7 @@ VIT = Family(
     name="hf-vit",
     library=LIBRARY,
     verified=TINY,
-    model_types=("vit",),
+    model_types=("vit", "vit_msn"),
     preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "decoder.mask_token"),

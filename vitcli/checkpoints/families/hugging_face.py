@@ -47,6 +47,7 @@ def flag(value: Any) -> bool:
 
 IGNORED = (
     # what every PretrainedConfig holds
+    "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
     "_name_or_path",
@@ -55,6 +56,7 @@ IGNORED = (
     "auto_map",
     "chunk_size_feed_forward",
     "dtype",
+    "finetuning_task",
     "id2label",
     "initializer_factor",
     "initializer_range",
@@ -69,7 +71,15 @@ IGNORED = (
     "torch_dtype",
     "torchscript",
     "transformers_version",
+    "use_bfloat16",
     "use_cache",
+    # what the language model and its processor read
+    "image_mean",
+    "image_seq_length",
+    "image_std",
+    "num_image_tokens",
+    "projector_hidden_act",
+    "vocab_size",
     # what transformers 4 wrote about text generation
     "begin_suppress_tokens",
     "bos_token_id",
@@ -105,6 +115,8 @@ IGNORED = (
 """Keys that do not change what an encoder computes in eval mode."""
 
 BACKBONE = (
+    "_out_features",
+    "_out_indices",
     "apply_layernorm",
     "out_features",
     "out_indices",

@@ -21,7 +21,6 @@ INTERNVL = Family(
     model_types=("internvl", "internvl_vision"),
     preprocess=processor("GotOcr2ImageProcessor"),
     signature=(BLOCK + "lambda_1", BLOCK + "attention.q_proj.weight"),
-    prefixes=("", "vision_tower.", "model.vision_tower."),
     renames={
         "front_end.projection": "embeddings.patch_embeddings.projection",
         "front_end.prefix.cls": rows("embeddings.cls_token"),
@@ -38,12 +37,7 @@ INTERNVL = Family(
         "vit.blocks.{i}.scale2.gamma": BLOCK + "lambda_2",
         "vit.norm": "layernorm",
     },
-    drops=(
-        r"embeddings\.mask_token",
-        r"(model\.)?language_model\..*",
-        r"(model\.)?multi_modal_projector\..*",
-        r"lm_head\..*",
-    ),
+    drops=(r"embeddings\.mask_token",),
     settings={
         **SETTINGS,
         "num_attention_heads": To("heads", default=16),
@@ -78,7 +72,6 @@ INTERNVIT = Family(
         ORIGINAL_BLOCK + "ls1",
         "embeddings.class_embedding",
     ),
-    prefixes=("", "vision_model."),
     renames={
         "front_end.projection": "embeddings.patch_embedding",
         "front_end.prefix.cls": rows("embeddings.class_embedding"),
@@ -94,7 +87,6 @@ INTERNVIT = Family(
         "vit.blocks.{i}.feed_forward.fc2": ORIGINAL_BLOCK + "mlp.fc2",
         "vit.blocks.{i}.scale2.gamma": ORIGINAL_BLOCK + "ls2",
     },
-    drops=(r"language_model\..*", r"mlp1\..*"),
     settings={
         **SETTINGS,
         "num_hidden_layers": To("depth", default=48),
@@ -106,8 +98,16 @@ INTERNVIT = Family(
         "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
         "qk_normalization": To("attention.qk_norm", {True: "width", False: "none"}),
         "use_flash_attn": To(None, flag),
+        "use_moe": only(False),
     },
-    ignored=IGNORED,
+    # Published configs describe a mixture of experts that use_moe turns off.
+    ignored=(
+        *IGNORED,
+        *("capacity_factor", "eval_capacity_factor", "ep_size", "laux_allreduce"),
+        *("moe_coeff_ratio", "moe_intermediate_size", "moe_output_scale", "noisy_gate_policy"),
+        *("num_experts", "num_routed_experts", "num_shared_experts"),
+        *("shared_expert_intermediate_size", "use_residual", "use_rts", "use_weighted_residual"),
+    ),
     decides={
         "position": "learned",
         "position_table.resize": "bicubic",

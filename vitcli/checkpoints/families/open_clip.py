@@ -216,6 +216,7 @@ def _tower(name: str, root: str) -> Family:
             "final_norm": lambda told: not told["pool_norm"],
         },
         needs=("heads", "norm_eps", "activation", "pooling", "pool_norm"),
+        unproven=("position",),
         flatten=_flat,
         config_file=CONFIG,
     )
@@ -259,6 +260,7 @@ OPENAI = replace(
         "final_norm": False,
     },
     needs=(),
+    unproven=(),
     preprocess=_openai_preprocess,
 )
 

@@ -24,7 +24,6 @@ from vitcli.checkpoints.tensors import LazyTensor
 
 # --- facebookresearch DINOv2 and DINOv3
 # Pre-training checkpoints keep the backbone beside its heads, and its blocks in chunks.
-PREFIXES = ("", "backbone.")
 ALIASES = ((r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),)
 DROPS = (r"mask_token", r"(dino|ibot)_head\..*", r".*_loss\..*")
 TOKENS: Renames = {
@@ -48,7 +47,6 @@ DINOV2 = Family(
     verified="tiny random models of timm under the original's keys; once beside the original",
     signature=(*SIGNATURE, "mask_token", "pos_embed"),
     absent=("decoder_embed.weight",),
-    prefixes=PREFIXES,
     aliases=ALIASES,
     renames={**TOKENS, "front_end.position.table": rows("pos_embed")},
     drops=DROPS,
@@ -67,7 +65,7 @@ DINOV2 = Family(
         # The first half of w12 is the gate.
         Variant(
             when=(BLOCK + "mlp.w12.weight",),
-            settings={"activation": "silu"},
+            settings={"mlp": "gated", "activation": "silu"},
             renames={
                 "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.w12",
                 "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.w3",
@@ -108,7 +106,6 @@ DINOV3 = Family(
     verified="tiny random models of timm under the original's keys; once beside the original",
     signature=(*SIGNATURE, "rope_embed.periods"),
     absent=("pos_embed",),
-    prefixes=PREFIXES,
     aliases=ALIASES,
     renames={**TOKENS, "front_end.prefix.registers": rows("storage_tokens")},
     drops=(*DROPS, r"rope_embed\.periods", r"local_cls_norm\..*"),

@@ -136,7 +136,7 @@ IGNORED = (
     "proj_drop_rate",
 )
 # What a model argument that is given takes the place of.
-_REPLACES = {"norm_layer": "norm_eps", "num_reg_tokens": "reg_tokens"}
+_REPLACES = {"norm_layer": "norm_eps", "num_reg_tokens": "reg_tokens", "pos_embed": "position"}
 
 
 def flattened(
@@ -150,8 +150,10 @@ def flattened(
 
     def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
         pretrained = config.get("pretrained_cfg") or {}
+        if "pretrained_cfg" not in config and "input_size" in config:  # the form of 2021
+            pretrained, config = config, {"architecture": config["architecture"]}
         arguments = config.get("model_args") or {}
-        name = str(config.get("architecture"))
+        name = str(config.get("architecture")).partition(".")[0]  # the tag names the weights
         if name not in architectures:
             raise ValueError(f"architecture {name!r}")
         flat = {
@@ -256,6 +258,8 @@ VIT = Family(
         **SETTINGS,
         "act_layer": To("activation", ACTIVATIONS),
         "architecture.act_layer": To("activation", ACTIVATIONS),
+        "architecture.position": To("position"),
+        "architecture.mlp": To("mlp"),
         "reg_tokens": To("registers"),
         "pre_norm": To("ln_pre", flag),
         "pos_embed": To("position", {"learn": "learned", "none": "none", "": "none"}, "learned"),
@@ -278,6 +282,7 @@ VIT = Family(
         "attention.qk_norm_eps": lambda told: told["norm_eps"],
     },
     needs=NEEDS,
+    unproven=("position",),
     flatten=flattened(VISION_TRANSFORMERS),
     any_prefix_rows=True,
     variants=VARIANTS,
@@ -295,6 +300,7 @@ ORIGINAL = Family(
     drops=(r"decoder_.*", r"mask_token"),
     decides={"position_table.resize": "bicubic", "position_table.resize_dtype": "model"},
     needs=NEEDS,
+    unproven=("position",),
     any_prefix_rows=True,
     variants=(
         *VARIANTS,
@@ -393,6 +399,7 @@ ROPE = Family(
     ignored=EVA_IGNORED,
     decides={"position": "rope2d", "activation": _activation, "patch_bias": patch_bias},
     needs=("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
+    packed_gate=True,
     flatten=flattened(EVAS),
     variants=EVA_VARIANTS,
 )
@@ -425,6 +432,8 @@ EVA = Family(
         "mlp": "plain",
     },
     needs=("heads", "norm_eps", "pooling"),
+    unproven=("position",),
+    packed_gate=True,
     flatten=flattened(EVAS),
     any_prefix_rows=True,
     variants=EVA_VARIANTS,

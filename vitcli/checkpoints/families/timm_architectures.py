@@ -260,5 +260,12 @@ def _by_name(
     }
 
 
-VISION_TRANSFORMERS = _by_name(_VISION_TRANSFORMER)
+VISION_TRANSFORMERS = {
+    name: {
+        **told,
+        "position": "learned",
+        "mlp": "gated" if told["act_layer"] == "silu" else "plain",
+    }
+    for name, told in _by_name(_VISION_TRANSFORMER).items()
+}
 EVAS = _by_name(_EVA)

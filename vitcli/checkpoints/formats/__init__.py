@@ -12,8 +12,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vitcli.checkpoints.formats.numpy_archive import read_npz
-from vitcli.checkpoints.formats.pytorch import read_torch
-from vitcli.checkpoints.tensors import RELEASE_EVERY, LazyTensor, Mapped, Tensors, damaged
+from vitcli.checkpoints.formats.pytorch import read_torch, require_copy
+from vitcli.checkpoints.tensors import (
+    RELEASE_EVERY,
+    LazyTensor,
+    Mapped,
+    Tensors,
+    damaged,
+    guarded,
+)
 from vitcli.errors import VitcliError
 
 _DTYPES = {
@@ -30,7 +37,11 @@ _DTYPES = {
 }
 
 
-def read_safetensors(path: Path) -> Tensors:
+KIND = "a safetensors file"
+
+
+def read_safetensors(path: Path, which: str | None = None) -> Tensors:
+    require_copy(path, which, "")
     mapped = Mapped(lambda: safe_open(path, framework="pt").get_tensor, RELEASE_EVERY)
     try:
         opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
@@ -38,20 +49,17 @@ def read_safetensors(path: Path) -> Tensors:
             found = Tensors()
             for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
                 header = file.get_slice(name)
-                dtype = _DTYPES.get(header.get_dtype())
-                if dtype is None:
-                    raise VitcliError(
-                        f"{path}: {name} is stored as {header.get_dtype()}",
-                        "convert it to float32, bfloat16 or float16 first",
-                    )
-                shape = tuple(header.get_shape())
-                found[name] = LazyTensor(shape, dtype, partial(mapped.read, name))
+                kind = header.get_dtype()
+                stored = "" if kind in _DTYPES else kind
+                read = guarded(path, KIND, partial(mapped.read, name))
+                dtype, shape = _DTYPES.get(kind, torch.uint8), tuple(header.get_shape())
+                found[name] = LazyTensor(shape, dtype, read, stored)
             return found
     except (SafetensorError, OSError) as error:
-        raise damaged(path, "a safetensors file", error) from error
+        raise damaged(path, KIND, error) from error
 
 
-READERS: dict[str, Callable[[Path], Tensors]] = {
+READERS: dict[str, Callable[[Path, str | None], Tensors]] = {
     ".safetensors": read_safetensors,
     ".bin": read_torch,
     ".pt": read_torch,
@@ -60,8 +68,8 @@ READERS: dict[str, Callable[[Path], Tensors]] = {
 }
 
 
-def read_tensors(path: Path) -> Tensors:
-    """The tensors of one file, by the kind its suffix names.
+def read_tensors(path: Path, which: str | None = None) -> Tensors:
+    """The tensors of one file, by the kind its suffix names; `which` as in `read_source`.
 
     Raises:
         VitcliError: unreadable, truncated, of an unknown kind, or in need of code to be read.
@@ -76,7 +84,7 @@ def read_tensors(path: Path) -> Tensors:
             pass
     except OSError as error:
         raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
-    tensors = reader(path)
+    tensors = reader(path, which)
     if not tensors:
         raise VitcliError(f"{path}: holds no tensors", "is it a checkpoint?")
     return tensors

@@ -1,4 +1,8 @@
-"""What torch.save wrote: a pickle of tensors, read without running what else it may hold."""
+"""What torch.save and torch.jit.save wrote, read without running what else it may hold.
+
+Archives (every file since PyTorch 1.6) are read here: the pickle says which tensor is which part of
+which record, and a record's size and checksum are compared before a value of it is used.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitcli.checkpoints.tensors import (
     AGAIN,
-    RELEASE_EVERY,
+    Archive,
     LazyTensor,
-    Mapped,
     Tensors,
     damaged,
     lazy,
@@ -28,89 +32,18 @@ from vitcli.errors import VitcliError
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "teacher")
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
-WRAPPED_NAMES = ("module.", "_orig_mod.")
-"""What data-parallel training and torch.compile put before every name."""
-
-DAMAGED = (
-    *(RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(IndexError, StopIteration, zipfile.BadZipFile),
-)
-"""What unpickling a file that was cut or changed may raise."""
-SAVE_AGAIN = "where you trust it, save its state_dict() alone with torch.save"
-
-
-def read_torch(path: Path) -> Tensors:
-    """A pickle of tensors, read without running what else it may hold."""
-    try:
-        if is_torchscript(path):
-            return Tensors({n: LazyTensor(*found) for n, found in read_torchscript(path).items()})
-        content = _load(path)
-    except pickle.UnpicklingError as error:
-        wanted = re.search(r"GLOBAL ([\w.]+)|global ([\w.]+)", str(error))
-        name = next((group for group in wanted.groups() if group), "") if wanted else ""
-        if not name:
-            raise VitcliError(
-                f"{path}: damaged, or a pickle that torch.save did not write",
-                f"{AGAIN}, or {SAVE_AGAIN}",
-            ) from error
-        raise VitcliError(
-            f"{path} asks for {name} to be read: only tensors and plain values are", SAVE_AGAIN
-        ) from error
-    except DAMAGED as error:
-        raise damaged(path, "a PyTorch checkpoint", error) from error
-    tensors, wrapper = _state_dict(content, path)
-    found = lazy(tensors)
-    if _is_zip(path):  # what is mapped can be let go and mapped again
-        every = max(RELEASE_EVERY // 2, path.stat().st_size // 6)  # opening one takes longer
-        mapped = Mapped(lambda: _state_dict(_load(path), path)[0].__getitem__, every)
-        found = Tensors(
-            {n: LazyTensor(t.shape, t.dtype, partial(mapped.read, n)) for n, t in found.items()}
-        )
-    found.wrapper = wrapper
-    return found
-
-
-def _load(path: Path) -> Any:
-    with warnings.catch_warnings():  # of a protocol that it then refuses or reads
-        warnings.filterwarnings("ignore", "Detected pickle protocol")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
-
-
-def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The state dict out of the wrappers that training code puts around it, and the last one."""
-    wrapper: str | None = None
-    while isinstance(content, dict):
-        tensors = {k: v for k, v in content.items() if isinstance(v, Tensor) and isinstance(k, str)}
-        key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
-        inner = content[key] if key else None
-        if tensors and not (inner and len(tensors) < len(inner)):
-            for prefix in WRAPPED_NAMES:
-                if all(name.startswith(prefix) for name in tensors):
-                    tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
-            return tensors, wrapper
-        if inner is None:
-            break
-        content, wrapper = inner, key
-    keys = (
-        ", ".join(map(str, content))[:80] if isinstance(content, dict) else type(content).__name__
-    )
-    raise VitcliError(
-        f"{path}: no state dict inside (found {keys or 'nothing'})",
-        "known wrappers: " + ", ".join(WRAPPERS),
-    )
-
-
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"PK\x03\x04"
-
-
-Found = tuple[tuple[int, ...], torch.dtype, Callable[[], Tensor]]
-"""A tensor's shape, its dtype, and what reads its values."""
+AVERAGED = {"state_dict_ema": "state_dict", "model_ema": "model"}
+"""Keys of an averaged copy of the weights, in timm's order, to those of the raw ones."""
+KIND = "a PyTorch checkpoint"
+UNSAFE = "where you trust it, save its state_dict() alone with torch.save"
+MOST_NODES = 1_000_000
+"""Objects that are looked at in one file; a real one has thousands."""
+DEEPEST = 100
+MOST_AXES = 64
 
 
 class _Bag:
-    """An object of the program: its attributes, and none of its methods."""
+    """An object of a TorchScript program: its attributes, and none of its methods."""
 
     def __init__(self, *_: object) -> None:
         self.attributes: dict[str, Any] = {}
@@ -122,23 +55,45 @@ class _Bag:
 class _Storage(NamedTuple):
     key: str
     dtype: torch.dtype
+    numel: int
 
 
 class _View(NamedTuple):
+    """A tensor as a pickle describes it; `stored` is what it is where it is not a dense one."""
+
     storage: _Storage
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    stored: str = ""
 
 
 def _view(storage: Any, offset: int, shape: Any, stride: Any, *_: object) -> _View:
-    return _View(storage, int(offset), tuple(shape), tuple(stride))
+    if not isinstance(storage, _Storage) or len(shape) > MOST_AXES or len(stride) > MOST_AXES:
+        raise ValueError("a tensor that is not one")
+    return _View(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+
+
+def _typed(storage: Any, offset: int, shape: Any, stride: Any, *more: object) -> _View:
+    """A tensor whose dtype is given beside its storage of bytes."""
+    dtype = next((m for m in more if isinstance(m, torch.dtype)), None)
+    if dtype is None or not isinstance(storage, _Storage):
+        raise ValueError("a tensor without a dtype")
+    count = storage.numel * storage.dtype.itemsize // dtype.itemsize
+    return _view(storage._replace(dtype=dtype, numel=count), offset, shape, stride)
+
+
+def _strange(what: str) -> Callable[..., _View]:
+    return lambda *_: _View(_Storage("", torch.uint8, 0), 0, (), (), what)
 
 
 def _first(value: Any, *_: object) -> Any:
     return value
 
 
+_DTYPES = {
+    name: kind for name in dir(torch) if isinstance(kind := getattr(torch, name), torch.dtype)
+}
 _STORAGES = {
     f"{name}Storage": dtype
     for name, dtype in {
@@ -152,74 +107,219 @@ _STORAGES = {
         "Char": torch.int8,
         "Byte": torch.uint8,
         "Bool": torch.bool,
+        "ComplexFloat": torch.complex64,
+        "ComplexDouble": torch.complex128,
+        "QInt8": torch.qint8,
+        "QUInt8": torch.quint8,
+        "QInt32": torch.qint32,
     }.items()
 }
-_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+_FUNCTIONS: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor_v2"): _view,
+    ("torch._utils", "_rebuild_tensor_v3"): _typed,
+    ("torch._utils", "_rebuild_sparse_tensor"): _strange("a sparse tensor"),
+    ("torch._utils", "_rebuild_qtensor"): _strange("a quantized tensor"),
     ("torch._utils", "_rebuild_parameter"): _first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _first,
+    ("torch._tensor", "_rebuild_from_type_v2"): lambda f, _, arguments, *__: f(*arguments),
     ("torch.jit._pickle", "restore_type_tag"): _first,
     ("torch.jit._pickle", "build_intlist"): _first,
     ("torch.jit._pickle", "build_tensorlist"): _first,
     ("torch.jit._pickle", "build_doublelist"): _first,
     ("torch.jit._pickle", "build_boollist"): _first,
-    ("collections", "OrderedDict"): OrderedDict,
+    ("torch.serialization", "_get_layout"): _first,
+    ("torch", "Size"): _first,
+    ("torch", "device"): lambda *parts: parts,
+    ("torch.storage", "UntypedStorage"): torch.uint8,
+    ("torch", "UntypedStorage"): torch.uint8,
+    # What a call is given is handed on and never copied: a small file cannot grow by it.
+    ("collections", "OrderedDict"): lambda *_: OrderedDict(),
+    ("collections", "Counter"): _first,
+    ("collections", "defaultdict"): lambda *_: {},
+    ("builtins", "set"): _first,
+    ("builtins", "dict"): lambda *_: {},
+    ("__builtin__", "set"): _first,
+    ("_codecs", "encode"): _first,
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    """Tensors, plain values and objects without methods; everything else is refused by name."""
+
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "__torch__":
-            return type(name, (_Bag,), {})
+            return _Bag
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
         if (module, name) in _FUNCTIONS:
             return _FUNCTIONS[module, name]
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
     def persistent_load(self, pid: Any) -> _Storage:
-        kind, dtype, key, *_ = pid
+        kind, dtype, key, *rest = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype):
             raise pickle.UnpicklingError(f"an object of kind {kind}")
-        return _Storage(str(key), dtype)
+        return _Storage(str(key), dtype, int(rest[1]) if len(rest) > 1 else -1)
 
 
-def is_torchscript(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError):
-        return False
-
-
-def read_torchscript(path: Path) -> dict[str, Found]:
-    """Parameters and buffers by the names that the program's state_dict() gives them.
+def read_torch(path: Path, which: str | None = None) -> Tensors:
+    """The tensors of a .pt, .pth or .bin file; `which` as in `read_source`.
 
     Raises:
-        pickle.UnpicklingError: an object that is neither of the program nor a tensor.
-        OSError, zipfile.BadZipFile, ValueError, KeyError, EOFError: a damaged file.
+        VitcliError: damaged, without a state dict, or in need of code to be read.
     """
-    with zipfile.ZipFile(path) as archive:
-        data = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-        with archive.open(data) as file:
-            program = _Unpickler(file).load()
+    try:
+        if _is_zip(path):
+            return _read_archive(path, which)
+        with warnings.catch_warnings():  # of a protocol that it then refuses or reads
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        tensors, wrapper, copy = _state_dict(content, Tensor, path, which)
+        found = lazy(tensors)
+        found.wrapper, found.copied = wrapper, copy
+        return found
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL ([\w.]+)|global ([\w.]+)", str(error))
+        name = next((group for group in wanted.groups() if group), "") if wanted else ""
+        if not name:
+            raise VitcliError(
+                f"{path}: damaged, or a pickle that torch.save did not write",
+                f"{AGAIN}, or {UNSAFE}",
+            ) from error
+        raise VitcliError(
+            f"{path} asks for {name} to be read: only tensors and plain values are", UNSAFE
+        ) from error
+    except VitcliError:
+        raise
+    except Exception as error:  # whatever unpickling a file that was cut or changed raises
+        raise damaged(path, KIND, error) from error
+
+
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _read_archive(path: Path, which: str | None) -> Tensors:
+    archive = Archive(path, KIND)
+    data = next((n for n in archive.members if n == "data.pkl" or n.endswith("/data.pkl")), None)
+    if data is None:
+        raise ValueError("an archive without data.pkl")
     folder = data.removesuffix("data.pkl")
-    return {
-        name: (view.shape, view.storage.dtype, partial(_read, path, folder, view))
-        for name, view in _walk(program, "")
-    }
+    if archive.has(f"{folder}byteorder") and archive.content(f"{folder}byteorder") != b"little":
+        raise ValueError("a big-endian machine wrote it")
+    with zipfile.ZipFile(path) as file, file.open(data) as pickled:
+        content = _Unpickler(pickled).load()
+    wrapper, copy = None, ""
+    if archive.has(f"{folder}constants.pkl"):
+        views = dict(_walk(content))
+    else:
+        views, wrapper, copy = _state_dict(content, _View, path, which)
+    found = Tensors({name: _lazy(archive, folder, view) for name, view in views.items()})
+    found.wrapper, found.copied = wrapper, copy
+    return found
 
 
-def _walk(bag: object, prefix: str) -> Iterator[tuple[str, _View]]:
-    if isinstance(bag, _Bag):
+def _lazy(archive: Archive, folder: str, view: _View) -> LazyTensor:
+    """A tensor of a record, once it is sure that it lies within it."""
+    storage, dtype = view.storage, view.storage.dtype
+    if view.stored or dtype.is_complex or not _is_plain(dtype):
+        stored = view.stored or str(dtype).removeprefix("torch.")
+        return LazyTensor(view.shape, torch.uint8, partial(_never, stored), stored)
+    record = f"{folder}data/{storage.key}"
+    size = archive.size(record)
+    count = storage.numel if storage.numel >= 0 else size // dtype.itemsize
+    if size != count * dtype.itemsize:
+        raise ValueError(f"{record} has {size} bytes, {count * dtype.itemsize} expected")
+    numbers = (*view.shape, *view.stride, view.offset)
+    if len(view.shape) != len(view.stride) or any(number < 0 for number in numbers):
+        raise ValueError(f"a tensor of {record} of an impossible shape")
+    elements = int(np.prod(view.shape, dtype=object))
+    reach = sum((n - 1) * step for n, step in zip(view.shape, view.stride, strict=True))
+    if elements and (view.offset + reach >= count or elements > count):
+        raise ValueError(f"a tensor that reaches beyond {record}")
+
+    def read() -> Tensor:
+        raw = archive.values(record)
+        flat = torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype)
+        return flat.as_strided(view.shape, view.stride, view.offset)
+
+    return LazyTensor(view.shape, dtype, archive.guarded(read))
+
+
+def _is_plain(dtype: torch.dtype) -> bool:
+    return dtype not in (torch.qint8, torch.quint8, torch.qint32)
+
+
+def _never(stored: str) -> Tensor:
+    raise ValueError(stored)
+
+
+def _walk(program: object) -> Iterator[tuple[str, _View]]:
+    """Parameters and buffers of a TorchScript program, as its state_dict() names them."""
+    seen = 0
+    todo: list[tuple[str, object, int]] = [("", program, 0)]
+    while todo:
+        prefix, bag, depth = todo.pop()
+        if not isinstance(bag, _Bag):
+            continue
+        seen += len(bag.attributes)
+        if seen > MOST_NODES or depth > DEEPEST:
+            raise ValueError("modules that contain themselves")
+        inner = []
         for name, value in bag.attributes.items():
             if isinstance(value, _View):
-                yield prefix + name, value
+                yield f"{prefix}{name}", value
             else:
-                yield from _walk(value, f"{prefix}{name}.")
+                inner.append((f"{prefix}{name}.", value, depth + 1))
+        todo += reversed(inner)
 
 
-def _read(path: Path, folder: str, view: _View) -> Tensor:
-    with zipfile.ZipFile(path) as archive:
-        values = bytearray(archive.read(f"{folder}data/{view.storage.key}"))
-    flat = torch.frombuffer(values, dtype=view.storage.dtype)
-    return flat.as_strided(view.shape, view.stride, view.offset)
+Kind = TypeVar("Kind")
+
+
+def _state_dict(
+    content: Any, kind: type[Kind], path: Path, which: str | None
+) -> tuple[dict[str, Kind], str | None, str]:
+    """(the state dict, the key it was under, which copy it is).
+
+    Training code puts wrappers around a state dict, and an averaged copy beside it.
+    """
+    wrapper: str | None = None
+    copy = ""
+    for _ in range(DEEPEST):
+        if not isinstance(content, dict):
+            break
+        average = next((k for k in AVERAGED if isinstance(content.get(k), dict)), None)
+        if average and which != "raw":
+            copy = f"averaged weights ({average}); --which raw reads the others"
+            content, wrapper = content[average], AVERAGED[average]
+            continue
+        if average:
+            copy = f"raw weights; {average} has the average of them"
+        tensors = {k: v for k, v in content.items() if isinstance(v, kind) and isinstance(k, str)}
+        key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        inner = content[key] if key else None
+        if tensors and not (inner and len(tensors) < len(inner)):
+            require_copy(path, which, copy)
+            return tensors, wrapper, copy
+        if inner is None:
+            break
+        content, wrapper = inner, key
+    keys = (
+        ", ".join(map(str, content))[:80] if isinstance(content, dict) else type(content).__name__
+    )
+    raise VitcliError(
+        f"{path}: no state dict inside (found {keys or 'nothing'})",
+        "known wrappers: " + ", ".join((*WRAPPERS, *AVERAGED)),
+    )
+
+
+def require_copy(path: Path, which: str | None, copy: str) -> None:
+    """Raises VitcliError where the averaged copy is asked for and there is none."""
+    if which == "ema" and not copy:
+        raise VitcliError(
+            f"{path}: no averaged copy of the weights ({' or '.join(AVERAGED)})", "--which raw"
+        )
