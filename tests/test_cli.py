@@ -15,7 +15,8 @@ from vitcli.config.schema import InitScheme, NormPlacement, PoolingKind, Positio
 GROUP: Any = typer.main.get_command(app)
 NAMES = sorted(GROUP.commands)
 MODEL = (
-    *("preset", "config", "weights", "adapter", "registers", "set", "norm", "position", "pool"),
+    *("preset", "config", "weights", "adapter", "which", "prefix", "registers"),
+    *("set", "norm", "position", "pool"),
     *("image_size", "pos_resize", "seed", "device", "dtype", "init"),
 )
 """The options that name a model, then those that change it, then how it runs."""

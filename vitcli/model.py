@@ -350,6 +350,8 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     device: str = "auto",
     dtype: str = "float32",
+    which: str | None = None,
+    prefix: str | None = None,
 ) -> Model:
     """A model from a preset, a YAML config or somebody's checkpoint.
 
@@ -365,6 +367,9 @@ def load(
         image_size: (height, width) in pixels, or the side of a square.
         device: auto, cpu, cuda, cuda:1 or mps; auto is CUDA, else MPS, else the CPU.
         dtype: float32, bfloat16, float16 or float64.
+        which: "ema" or "raw", where a checkpoint has an averaged copy of its weights; None is the
+            average.
+        prefix: what precedes the vision tower's tensor names, where it is not found by itself.
 
     Raises:
         VitcliError: a bad config, source, device or dtype, or a name that can be read two ways;
@@ -395,6 +400,8 @@ def load(
             image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
             device=device,
             dtype=dtype,
+            which=which,
+            prefix=prefix,
         )
     )
 
@@ -472,6 +479,8 @@ def load_model(request: ModelRequest) -> Model:
             overrides=request.settings,
             dtype=dtype,
             image_size=size,
+            which=request.which,
+            prefix=request.prefix,
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
@@ -522,6 +531,8 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
         preset=_preset(request),
         overrides=request.settings,
         image_size=request.image_size,
+        which=request.which,
+        prefix=request.prefix,
     )
     return plan, plan.report(torch_dtype(request))
 

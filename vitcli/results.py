@@ -218,5 +218,5 @@ class LoadReport:
         return (
             f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
             f"{dropped}{resized}, {'/'.join(self.stored_dtypes)} read as {self.dtype}, "
-            f"preprocessing {told}"
+            f"preprocessing {told}{''.join(f'; {text}' for text in self.notes)}"
         )

@@ -13,6 +13,7 @@ from vitcli.errors import VitcliError
 
 NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
 """The way out of weights that do not tell everything; commands on several encoders pair the two."""
+COPIES = ("ema", "raw")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -74,6 +75,10 @@ class ModelRequest:
     weights: str | None = None
     adapter: str | None = None
     """A file of low-rank adapters, added into the weights."""
+    which: str | None = None
+    """`ema` or `raw`, where the checkpoint has an averaged copy of its weights."""
+    prefix: str | None = None
+    """What stands before the vision tower's tensor names, where it is not found by itself."""
     seed: int = 0
     image_size: tuple[int, int] | None = None
     device: str = "auto"
@@ -85,6 +90,11 @@ class ModelRequest:
         check_device(self.device)
         if self.dtype not in DTYPES:
             raise VitcliError(f"--dtype {self.dtype}: unknown", "one of " + ", ".join(DTYPES))
+        if self.which not in (None, *COPIES):
+            raise VitcliError(f"--which {self.which}: unknown", "--which " + "|".join(COPIES))
+        for option, value in (("--which", self.which), ("--prefix", self.prefix)):
+            if value is not None and self.weights is None:
+                raise VitcliError(f"{option} {value}: is about a checkpoint", "--weights SOURCE")
         if not 0 <= self.seed < 2**63:
             raise VitcliError(f"--seed {self.seed}: out of range", "a number from 0 to 2^63 - 1")
 

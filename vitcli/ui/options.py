@@ -184,6 +184,22 @@ class SourceOptions:
             "--adapter", metavar="FILE", help="Low-rank adapters (adapter.safetensors) to add."
         ),
     ] = None
+    which: Annotated[
+        str | None,
+        model_option(
+            "--which",
+            metavar="ema|raw",
+            help="The averaged or the raw weights of a file that has both (default: ema).",
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        model_option(
+            "--prefix",
+            metavar="P",
+            help="What precedes the vision tower's tensor names, e.g. model.vision_tower.",
+        ),
+    ] = None
     registers: Annotated[
         int | None, model_option("--registers", metavar="N", help="Register tokens.")
     ] = None
@@ -200,6 +216,8 @@ class ModelOptions(SharedModelOptions, SourceOptions):
             config_file=self.config,
             weights=self.weights,
             adapter=self.adapter,
+            which=self.which,
+            prefix=self.prefix,
             settings=named,
         )
 

@@ -70,6 +70,14 @@ def convert(
         str,
         typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
     ] = "float32",
+    which: Annotated[
+        str | None,
+        typer.Option("--which", metavar="ema|raw", help="Averaged or raw weights (default: ema)."),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", metavar="P", help="What precedes the tower's tensor names."),
+    ] = None,
     *,
     output: Output,
 ) -> None:
@@ -90,6 +98,8 @@ def convert(
         weights=source,
         device="cpu",
         dtype=dtype,
+        which=which,
+        prefix=prefix,
     )
     with status("converting"):
         from vitcli.commands.export.analysis import convert as analysis
