@@ -1,10 +1,15 @@
 """The `vitcli` program, also as `python -m vitcli`."""
 
 import os
+import signal
 import sys
-from pathlib import Path
 
 INTERRUPTED = 130
+
+
+def _terminate(number: int, frame: object) -> None:
+    """A SIGTERM unwinds the program, so that no half-written file stays."""
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
@@ -14,7 +19,11 @@ def main() -> None:
             sys.stderr.write("error: there is no stdout to answer on\n")
         raise SystemExit(1)
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 (for as long as the process lasts)
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the process lasts)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # no character of an answer ends the program
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         from vitcli.cli import app
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
 import sys
+import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -14,100 +17,190 @@ from typer.core import TyperCommand, TyperGroup
 from vitcli import __version__
 from vitcli.commands import ALIASES, COMMANDS, command_function
 from vitcli.errors import VitcliError
-from vitcli.ui.console import stream
+from vitcli.ui.console import detail, duration, set_verbosity, stream, warn
 
 INTERRUPTED = 130
+READER_LEFT = 128 + 13
+"""As a shell reports a process that SIGPIPE ended."""
 
 
 def complain(message: str, hint: str = "") -> None:
     """`error:` and what to do next, one line each, on stderr."""
     console = stream(stderr=True)
-    console.print(f"[bold red]error:[/] {escape(_one_line(message))}")
+    console.print(f"[bold red]error:[/] {escape(message)}")
     if hint:
-        console.print(f"  [cyan]try:[/] {escape(_one_line(hint))}")
+        console.print(f"  [cyan]try:[/] {escape(hint)}")
 
 
-def _one_line(text: str) -> str:
-    printable = text.encode("utf-8", "backslashreplace").decode()
-    return "\\n".join(printable.splitlines())
-
-
-def _out_of_memory(error: Exception) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
     """Python's own; torch's on a GPU; torch's on the CPU, which has no class, only a text."""
     kinds = ("MemoryError", "OutOfMemoryError")
     return type(error).__name__ in kinds or "DefaultCPUAllocator" in str(error)
 
 
-def _interrupted() -> typer.Exit:
-    complain("interrupted")
-    return typer.Exit(INTERRUPTED)
+def report(error: BaseException) -> int:
+    """Print what went wrong in one line, what to do next in another; the exit code."""
+    if isinstance(error, VitcliError):
+        complain(error.message, error.hint)
+        for cause in _causes(error):
+            detail(f"because of {type(cause).__name__}: {cause}")
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        complain("interrupted")
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # The reader went away; keep Python's own flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno == errno.ENOSPC
+        hint = "free some space and run it again" if full else ""
+        complain(f"{where}{error.strerror or error}", hint)
+        return 1
+    if _out_of_memory(error):
+        complain("out of memory", "a smaller batch, image or encoder")
+        return 1
+    complain(
+        f"{type(error).__name__}: {error}",
+        "this is a fault in vitcli: `vitcli --debug ...` shows where",
+    )
+    return 1
 
 
-def _without_types(parameters: list[Any]) -> list[Any]:
-    """Flags take no value, so the help names no type for them."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    while cause := error.__cause__:
+        yield cause
+        error = cause
+
+
+def _usage(error: Any) -> int:
+    """An error of the command line itself, as click found it."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        path = error.ctx.command_path if getattr(error, "ctx", None) else "vitcli"
+        complain(error.format_message(), f"{path} --help")
+    return int(error.exit_code)
+
+
+def _common(parameters: list[Any]) -> list[Any]:
+    """The parameters with -q and -v; flags take no value, so the help names no type for them."""
+    if not any("-q" in parameter.opts for parameter in parameters):
+        parameters = [*parameters[:-1], *_verbosity(), *parameters[-1:]]  # --help is the last
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     return parameters
 
 
+def _quiet(asked: bool) -> None:
+    if asked:
+        set_verbosity(-1)
+
+
+def _verbose(asked: bool) -> None:
+    if asked:
+        set_verbosity(1)
+
+
+def _verbosity() -> list[Any]:
+    """-q and -v as typer makes them of a function; their callbacks do the work."""
+    both = typer.Typer(add_completion=False)
+
+    @both.command()
+    def options(
+        quiet: Annotated[
+            bool,
+            typer.Option(
+                "--quiet",
+                "-q",
+                callback=_quiet,
+                is_eager=True,
+                expose_value=False,
+                help="Print the answer and errors alone.",
+            ),
+        ] = False,
+        verbose: Annotated[
+            bool,
+            typer.Option(
+                "--verbose",
+                "-v",
+                callback=_verbose,
+                is_eager=True,
+                expose_value=False,
+                help="Also print versions, times and the causes of errors.",
+            ),
+        ] = False,
+    ) -> None: ...
+
+    return list(typer.main.get_command(both).params)
+
+
 class Command(TyperCommand):
-    """A command whose help says what takes a value and what does not."""
+    """A command with the options that all have."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-class Boundary(TyperGroup):
-    """Turns what a user can cause into one line and an exit code; never a traceback."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-    def make_context(self, *arguments: Any, **more: Any) -> Any:
-        try:
-            return super().make_context(*arguments, **more)
-        except KeyboardInterrupt as error:  # typer's own answer to it says nothing
-            raise _interrupted() from error
+        return _common(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
+        begin = time.monotonic()
+        python = ".".join(map(str, sys.version_info[:3]))
+        detail(f"vitcli {__version__}, Python {python}, {ctx.command_path}")
         try:
             return super().invoke(ctx)
-        except VitcliError as error:
-            if ctx.params.get("debug"):
-                raise
-            complain(error.message, error.hint)
-            raise typer.Exit(error.exit_code) from error
-        except KeyboardInterrupt as error:
-            raise _interrupted() from error
-        except BrokenPipeError as error:
-            # The reader went away; keep Python's own flush at exit from complaining.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from error
-        except OSError as error:
-            if ctx.params.get("debug"):
-                raise
-            where = f"{error.filename}: " if error.filename else ""
-            full = error.errno == errno.ENOSPC
-            hint = "free some space and run it again" if full else ""
-            complain(f"{where}{error.strerror or error}", hint)
-            raise typer.Exit(1) from error
-        except Exception as error:
-            # typer's own (usage errors, exits) pass; all else is ours to mend.
-            if ctx.params.get("debug") or type(error).__module__.startswith(("typer", "click")):
-                raise
-            if _out_of_memory(error):
-                complain("out of memory", "a smaller batch, image or encoder")
-                raise typer.Exit(1) from error
-            complain(
-                f"{type(error).__name__}: {error}",
-                "this is a fault in vitcli: `vitcli --debug ...` shows where",
+        finally:
+            torch = sys.modules.get("torch")
+            used = (
+                f", torch {torch.__version__}, {torch.get_num_threads()} threads" if torch else ""
             )
-            raise typer.Exit(1) from error
+            detail(f"took {duration(time.monotonic() - begin)}{used}")
+
+
+class Program(TyperGroup):
+    """All commands; the one place where errors become a line and an exit code."""
+
+    debug = False
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _common(super().get_params(ctx))
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        set_verbosity(0)
+        try:
+            code = super().main(*arguments, **more | {"standalone_mode": False})
+            sys.stdout.flush()
+        except SystemExit as end:
+            if not isinstance(end.__context__, BrokenPipeError):
+                raise
+            code = report(end.__context__)  # rich ends the process by itself
+        except Exception as error:
+            if hasattr(error, "format_message"):  # click's own
+                code = _usage(error)
+            elif self.debug and not isinstance(error, BrokenPipeError):
+                raise
+            else:
+                code = report(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        return self._reported(super().make_context, *arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        self.debug = bool(ctx.params.get("debug"))
+        return self._reported(super().invoke, ctx)
+
+    @staticmethod
+    def _reported(call: Any, *arguments: Any, **more: Any) -> Any:
+        """typer ends the process without a word for these two, before `main` sees them."""
+        try:
+            return call(*arguments, **more)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise typer.Exit(report(error)) from error
 
 
 app = typer.Typer(
-    cls=Boundary,
+    cls=Program,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -135,7 +228,21 @@ def _root(
     """
 
 
-for _name in COMMANDS:
-    app.command(_name, cls=Command)(command_function(_name))
-for _alias, _name in ALIASES.items():
-    app.command(_alias, cls=Command, hidden=True)(command_function(_name))
+def _add_commands() -> None:
+    """Ours, then those that other packages add by the entry point group `vitcli.commands`."""
+    for name in COMMANDS:
+        app.command(name, cls=Command)(command_function(name))
+    for alias, name in ALIASES.items():
+        app.command(alias, cls=Command, hidden=True)(command_function(name))
+    for entry in importlib.metadata.entry_points(group="vitcli.commands"):
+        source = f"the command {entry.name} of {entry.value}"
+        if entry.name in (*COMMANDS, *ALIASES):
+            warn(f"{source} is left out: vitcli has a command of this name")
+            continue
+        try:
+            app.command(entry.name, cls=Command)(entry.load())
+        except Exception as error:  # theirs must not stop ours
+            warn(f"{source} is left out: {type(error).__name__}: {error}")
+
+
+_add_commands()

@@ -354,7 +354,7 @@ def test_without_a_network_there_are_two_lines_and_no_second_try(tmp_path: Path)
 
 def test_hub_ids_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    assert "vitcli[hub]" in refusal("nobody-at-all/no-such-model")
+    assert "[hub]" in refusal("nobody-at-all/no-such-model")
 
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:

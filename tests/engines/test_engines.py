@@ -98,7 +98,7 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(VitcliError, match="onnxruntime, which is not installed") as caught:
         prepare_engine("onnx", tiny_encoder().float(), torch.zeros(1, 3, 24, 32))
-    assert "vitcli[onnx]" in caught.value.hint
+    assert "[onnx]" in caught.value.hint
 
 
 def test_onnx_refuses_dtypes_it_cannot_run():

@@ -287,7 +287,7 @@ class TestHeif:
     def test_without_the_plugin_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         error = failure(b"\0\0\0\x18ftypheic" + bytes(60))
-        assert error.code == "unsupported" and "vitcli[heif]" in error.hint
+        assert error.code == "unsupported" and "[heif]" in error.hint
 
 
 class TestRefused:

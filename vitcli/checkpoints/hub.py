@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _CHOICES = (
@@ -54,7 +54,7 @@ def download(source: str) -> tuple[Path, Fetch]:
     except ImportError as error:
         raise VitcliError(
             f"--weights {source}: no such path, and hub ids need the extra `hub`",
-            "pip install 'vitcli[hub]'",
+            install_extra("hub"),
         ) from error
 
     def snapshot() -> Path:

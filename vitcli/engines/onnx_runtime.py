@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitcli.engines import OPSET
 from vitcli.engines.engine import Engine, Graph, Layers, shared_copy
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.nn.encoder import VisionEncoder
 
 Session = Callable[[Tensor], list[Tensor]]
@@ -87,7 +87,7 @@ def require(*modules: str) -> list[ModuleType]:
         return [importlib.import_module(name) for name in modules]
     except ImportError as error:
         raise VitcliError(
-            f"ONNX needs {error.name}, which is not installed", 'pip install "vitcli[onnx]"'
+            f"ONNX needs {error.name}, which is not installed", install_extra("onnx")
         ) from error
 
 

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 
 LIBRARIES = {"transformers": "transformers", "timm": "timm", "open_clip": "open_clip"}
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
@@ -124,7 +124,7 @@ def open_reference(
     except ImportError as error:
         raise VitcliError(
             f"{source}: written by {library}, which is not installed",
-            "pip install 'vitcli[reference]'",
+            install_extra("reference"),
         ) from error
     try:
         with _quiet():

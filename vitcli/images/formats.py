@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitcli.errors import install_extra
+
 COMMON = ("JPEG", "PNG", "GIF", "BMP", "PPM")
 FORMATS = (
     *("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "PPM", "TIFF", "WEBP", "AVIF", "HEIF"),
@@ -84,9 +86,7 @@ def recognize(head: bytes) -> Signature | None:
 
 def _heif() -> Signature:
     if importlib.util.find_spec("pillow_heif") is None:
-        return Signature(
-            4, b"ftyp", "HEIF", "needs the plugin pillow-heif", "pip install 'vitcli[heif]'"
-        )
+        return Signature(4, b"ftyp", "HEIF", "needs the plugin pillow-heif", install_extra("heif"))
     from pillow_heif import register_heif_opener
 
     register_heif_opener()

@@ -107,14 +107,31 @@ def as_html(parts: Iterable[Any]) -> str:
     )
 
 
+_verbosity = 0
+
+
+def set_verbosity(level: int) -> None:
+    """-1: the answer and errors alone; 0: notes, warnings and progress too; 1: details too."""
+    global _verbosity
+    _verbosity = level
+
+
 def note(text: str) -> None:
     """One line on stderr."""
-    stream(stderr=True).print(f"[dim]note:[/] {escape(text)}")
+    if _verbosity >= 0:
+        stream(stderr=True).print(f"[dim]note:[/] {escape(text)}")
 
 
 def warn(text: str) -> None:
     """One line on stderr that should not be overlooked."""
-    stream(stderr=True).print(f"[yellow]warning:[/] {escape(text)}")
+    if _verbosity >= 0:
+        stream(stderr=True).print(f"[yellow]warning:[/] {escape(text)}")
+
+
+def detail(text: str) -> None:
+    """One line on stderr for who asked for more."""
+    if _verbosity > 0:
+        stream(stderr=True).print(f"[dim]detail:[/] {escape(text)}")
 
 
 def table(title: str | None = None, **options: Any) -> Table:
@@ -141,7 +158,7 @@ class Bar:
         from rich.table import Column
 
         self._console = stream(stderr=True)
-        self.live = self._console.is_terminal
+        self.live = self._console.is_terminal and _verbosity >= 0
         columns: list[ProgressColumn] = [  # the bar takes what the text leaves
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -169,7 +186,8 @@ class Bar:
 
     def line(self, text: str) -> None:
         """A line of its own, above the bar."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        if _verbosity >= 0:
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Bar:
         _live.append(self._console)
@@ -194,7 +212,7 @@ def progress(title: str, timed: bool = True) -> Bar:
 def status(text: str) -> Iterator[None]:
     """A spinner on stderr while something takes its time."""
     console = stream(stderr=True)
-    if not console.is_terminal or _live:
+    if not console.is_terminal or _live or _verbosity < 0:
         yield
         return
     with console.status(escape(text)):

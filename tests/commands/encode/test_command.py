@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitcli.build import build_encoder
-from vitcli.cli import Boundary, app
+from vitcli.cli import Program, app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.engines.engine import default_engine
@@ -363,7 +363,7 @@ def test_ctrl_c_while_the_command_line_is_read(monkeypatch: pytest.MonkeyPatch) 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Boundary, "parse_args", interrupted)
+    monkeypatch.setattr(Program, "parse_args", interrupted)
     result = runner.invoke(app, ["presets"])
     assert result.exit_code == 130 and result.stderr == "error: interrupted\n"
 
@@ -396,7 +396,7 @@ def test_a_closed_pipe_is_quiet(photo: Path, form: list[str]) -> None:
     )
     os.close(writer)
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
-    assert done.returncode == 1
+    assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_a_closed_stdout_is_one_line() -> None:

@@ -185,4 +185,4 @@ def test_without_scipy_a_report_compares_nothing_and_power_names_the_extra(
     assert sweeper.report(TEXT).comparisons == ()
     with pytest.raises(VitcliError, match="needs scipy") as caught:
         sweeper.report(TEXT, power=0.1)
-    assert "vitcli[stats]" in caught.value.hint
+    assert "[stats]" in caught.value.hint

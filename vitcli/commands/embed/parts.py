@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write, printable
 from vitcli.images.shards import Entry
 
@@ -220,9 +220,7 @@ def _pyarrow(instead: str = "") -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise VitcliError(
-            "Parquet needs pyarrow", f"pip install 'vitcli[parquet]'{instead}"
-        ) from error
+        raise VitcliError("Parquet needs pyarrow", install_extra("parquet") + instead) from error
     return pyarrow, pyarrow.parquet
 
 

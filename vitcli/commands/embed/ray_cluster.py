@@ -19,7 +19,7 @@ from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.request import ModelRequest
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.images.shards import Entry
 from vitcli.model import Model, load_model
 
@@ -140,7 +140,7 @@ def _connect(address: str | None) -> Any:
         import ray
         import ray.data
     except ImportError as error:
-        raise VitcliError("--cluster ray needs Ray", "pip install 'vitcli[ray]'") from error
+        raise VitcliError("--cluster ray needs Ray", install_extra("ray")) from error
     if address:
         _check_reachable(address)
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, student_quantile, wilson
 
 TEMPERATURE = 0.07
@@ -44,7 +44,7 @@ def sklearn() -> Any:
         import sklearn.pipeline
         import sklearn.preprocessing
     except ImportError as error:
-        raise VitcliError("probe needs scikit-learn", "pip install 'vitcli[probe]'") from error
+        raise VitcliError("probe needs scikit-learn", install_extra("probe")) from error
     return sklearn
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitcli.commands.sweep.result import Comparison, SweepGroup, SweepTrial
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -36,9 +36,7 @@ def is_available() -> bool:
 def check_available(option: str) -> None:
     """Raises VitcliError where scipy is missing."""
     if not is_available():
-        raise VitcliError(
-            f"{option}: needs scipy, which is not installed", "pip install 'vitcli[stats]'"
-        )
+        raise VitcliError(f"{option}: needs scipy, which is not installed", install_extra("stats"))
 
 
 def is_number(value: Any) -> bool:

@@ -39,7 +39,7 @@ from vitcli.commands.sweep.study import check_search, check_storage, elsewhere
 from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write
 from vitcli.results import csv_text
 
@@ -396,7 +396,7 @@ def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
             raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
     if parquet_file and importlib.util.find_spec("pyarrow") is None:
         raise VitcliError(
-            "--parquet needs pyarrow, which is not installed", "pip install 'vitcli[parquet]'"
+            "--parquet needs pyarrow, which is not installed", install_extra("parquet")
         )
 
 

@@ -48,7 +48,7 @@ from vitcli.commands.sweep.trials import (
     lookup,
     masked_url,
 )
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.files import Lock, lock
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def check_search(sweep: Sweep) -> None:
         VitcliError: Optuna is not installed, or the storage is of another kind.
     """
     if sweep.search and importlib.util.find_spec("optuna") is None:
-        raise VitcliError(
-            "search: needs Optuna, which is not installed", "pip install 'vitcli[search]'"
-        )
+        raise VitcliError("search: needs Optuna, which is not installed", install_extra("search"))
     if sweep.storage:
         check_storage(sweep.storage)
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from vitcli.commands.train.data import Batch, Indices, channels, derived_seed, seed_cpu
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import ImagesData
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.preprocess import preprocess
 
@@ -60,9 +60,7 @@ def torchvision() -> Any:
     try:
         import torchvision as library
     except ImportError as error:
-        raise VitcliError(
-            "training on images needs torchvision", "pip install 'vitcli[train]'"
-        ) from error
+        raise VitcliError("training on images needs torchvision", install_extra("train")) from error
     return library
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 
 NAMES = {
     "loss": "train/loss",
@@ -29,7 +29,7 @@ def event_writer(folder: Path, resumed_at: int) -> Callable[[dict[str, Any]], No
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise VitcliError(
-            "train.tensorboard needs tensorboard", "pip install 'vitcli[tensorboard]'"
+            "train.tensorboard needs tensorboard", install_extra("tensorboard")
         ) from error
     writer: Any = SummaryWriter(str(folder), purge_step=resumed_at + 1)
 
