@@ -125,3 +125,31 @@ def test_a_request_comes_back_from_the_manifest(tmp_path: Path) -> None:
     file.write_text("name: x")
     request = dataclasses.replace(REQUEST, config_file=file, image_size=(16, 24))
     assert recalled(remembered(request)) == request
+
+
+def test_an_image_in_memory_is_encoded_by_the_same_model(place: Path) -> None:
+    with Image.open(place / "in/d/03.png") as picture:
+        found = neighbors(place / "out", picture.convert("RGB"), count=1)
+    assert found.neighbours[0].path == "d/03.png" and found.index is None
+    assert found.neighbours[0].cosine == pytest.approx(1)
+
+
+def test_classes_are_counted_and_frame_equal_thumbnails(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 0), ("light", 200)):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(4):
+            size = (12 + 9 * number, 30)
+            pixels = (level + rng.integers(0, 30, (*size, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"in/{name}/{number}.png")
+    inputs = Listing((str(tmp_path / "in"),))
+    encode_folder(REQUEST, load_model(REQUEST), inputs, tmp_path / "out", FolderOptions())
+    result = neighbors(tmp_path / "out", "light/1.png", count=7)
+    assert (result.label, result.same_class) == ("light", 3)
+    assert result.class_share == pytest.approx(3 / 7)
+    assert [found.label for found in result.neighbours][:3] == ["light"] * 3
+    panels = [axes for axes in result.figure().axes if axes.images]
+    assert {axes.images[0].get_array().shape for axes in panels} == {(160, 160, 3)}
+    frames = [axes.spines["top"].get_edgecolor() for axes in panels]
+    assert len(set(frames[:4])) == 1 and len(set(frames[4:])) == 1 and frames[0] != frames[-1]
+    assert "3 of 7 are of its class (light), as 42.9% of all are" in str(result)

@@ -1,9 +1,11 @@
-"""The nearest images by cosine among the vectors that `vitcli encode` wrote."""
+"""The nearest images by cosine among the vectors that `vitcli embed` wrote."""
 
 from __future__ import annotations
 
 import heapq
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +26,39 @@ from vitcli.commands.neighbors.result import Neighbor, NeighborsResult
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
+from vitcli.images.folders import read_layout
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import Entry, content
-from vitcli.model import Model
+from vitcli.model import Model, Picture, read_picture
 
 
-def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -> NeighborsResult:
+def neighbors(
+    folder: str | os.PathLike[str], image: Picture, count: int = 10, device: str = "auto"
+) -> NeighborsResult:
     """The `count` images of `folder` nearest to `image`, in one pass over the parts.
 
-    `image` is one of those encoded, by its path or, where no such file is, by its name in the
-    table; or any other file, which the same model then encodes. Of equally near ones the earlier
-    rows come first.
+    Args:
+        folder: vectors that `vitcli embed` wrote.
+        image: one of those encoded, by its path or, where no such file is, by its name in the
+            table; or any other file, PIL image or (H, W, 3) array, which the same model encodes.
+        count: of equally near images the earlier rows come first.
+        device: where another image is encoded.
 
     Raises:
         VitcliError: no vectors there, other weights than then, nothing to compare with.
         ImageError: an image that cannot be read.
     """
+    folder = Path(folder)
     manifest = load_manifest(folder)
-    row, vector = _row_of(folder, image, manifest["root"])
+    row, vector, name = None, None, ""
+    if isinstance(image, str | os.PathLike):
+        row, vector, name = _row_of(folder, os.fspath(image), manifest["root"])
     if vector is None:
         vector = _encoded(load_saved(folder, device), image, manifest["settings"])
     query = _unit(vector[None])[0]
     nearest: list[tuple[float, int, Neighbor]] = []
     seen, total, squares = 0, 0.0, 0.0
+    folders: Counter[str] = Counter()
     for part in iterate_parts(folder):
         good = part.good
         cosines = _unit(part.arrays["vector"]) @ query
@@ -55,6 +67,7 @@ def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -
             if index == row:
                 continue
             seen, total, squares = seen + 1, total + cosine, squares + cosine**2
+            folders[part.names[place].rpartition("/")[0]] += 1
             width, height = part.width[place] or 0, part.height[place] or 0
             found = Neighbor(index, part.names[place], cosine, width, height)
             item = (cosine, -index, found)
@@ -65,8 +78,15 @@ def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -
     if not seen:
         raise VitcliError(f"{printable(folder)}: no vectors to compare with", exit_code=1)
     mean = total / seen
+    layout = read_layout(f"{above}/x" if above else "x" for above in folders)
+    ranked = [item[2] for item in sorted(nearest, reverse=True)]
+    labeled = tuple(replace(one, label=layout.place(one.path)[1]) for one in ranked)
+    label = layout.place(name)[1] if row is not None else None
+    alike = sum(
+        number for above, number in folders.items() if layout.place(f"{above}/x")[1] == label
+    )
     return NeighborsResult(
-        image=image,
+        image=os.fspath(image) if isinstance(image, str | os.PathLike) else "image",
         folder=str(folder),
         model=manifest["settings"]["model"],
         weights=manifest["settings"]["weights"],
@@ -74,12 +94,15 @@ def neighbors(folder: Path, image: str, count: int = 10, device: str = "auto") -
         searched=seen,
         cosine_mean=mean,
         cosine_std=max(squares / seen - mean**2, 0.0) ** 0.5,
-        neighbours=tuple(item[2] for item in sorted(nearest, reverse=True)),
+        neighbours=labeled,
+        label=label,
+        same_class=None if label is None else sum(one.label == label for one in labeled),
+        class_share=None if label is None else alike / seen,
     )
 
 
-def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray | None]:
-    """The row and vector of an image that is among those encoded."""
+def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray | None, str]:
+    """The row, vector and name of an image that is among those encoded."""
     base, asked, there = Path(image).name, _place(Path(image)), os.path.lexists(image)
     for part in iterate_parts(folder):
         for place, name in enumerate(part.names):
@@ -92,8 +115,8 @@ def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray
                     f"{printable(image)}: has no vector: {part.status[place]}: {part.error[place]}",
                     exit_code=1,
                 )
-            return part.first + place, part.arrays["vector"][place]
-    return None, None
+            return part.first + place, part.arrays["vector"][place], name
+    return None, None, ""
 
 
 def _place(path: Path) -> Path:
@@ -101,9 +124,10 @@ def _place(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _encoded(model: Model, image: str, settings: dict[str, Any]) -> np.ndarray:
+def _encoded(model: Model, image: Picture, settings: dict[str, Any]) -> np.ndarray:
     red, green, blue = settings["background"]
-    pixels = preprocess(decode(image, background=(red, green, blue)).image, model.preprocessing)
+    decoded = read_picture(image, (red, green, blue))
+    pixels = preprocess(decoded.image, model.preprocessing)
     batch = torch.from_numpy(pixels)[None].to(model.device)
     options = FolderOptions(kind=settings["kind"], layers=tuple(settings["layers"]))
     column = vector_column(settings)

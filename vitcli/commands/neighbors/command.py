@@ -15,20 +15,20 @@ from vitcli.ui.tables import show
 @grouped
 def neighbors(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli encode --out DIR` wrote.")
+        Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli embed` wrote.")
     ],
     image: Annotated[
         str, typer.Argument(metavar="IMAGE", help="One of the images in there, or another file.")
     ],
     count: Annotated[int, typer.Option("--count", "-k", min=1, metavar="N", help="How many.")] = 10,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Where another file is encoded.")
+        str, typer.Option("--device", metavar="NAME", help="Device that encodes another file.")
     ] = "auto",
     *,
     output: Output,
     plot: Plot,
 ) -> None:
-    """The images nearest to one, by cosine: whether the vectors make sense, at a glance.
+    """Which images are nearest to one, by cosine of their vectors?
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def neighbors(
     if plot:
         from vitcli.commands.neighbors.view import figure
 
-        draw(figure(result, analysis.pictures(result)), plot)
+        draw(figure(result), plot)
     from vitcli.commands.neighbors.view import tables
 
     show(result, output.form, tables)

@@ -18,6 +18,8 @@ class Neighbor:
     cosine: float
     width: int
     height: int
+    label: str | None = None
+    """Its class, where the folders give one."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,9 @@ class NeighborsResult(Result):
     """Over all of them: what a cosine means depends on how alike everything is."""
     cosine_std: float
     neighbours: tuple[Neighbor, ...]
+    label: str | None = None
+    """The class of the image, where it is one of those encoded and the folders give one."""
+    same_class: int | None = None
+    """How many of `neighbours` are of that class."""
+    class_share: float | None = None
+    """The share of that class among all that were searched."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rich.markup import escape
@@ -10,7 +11,8 @@ from rich.markup import escape
 from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
 from vitcli.ui.console import table
-from vitcli.ui.patches import bare, shrunk
+from vitcli.ui.patches import bare
+from vitcli.ui.style import COLORS, DASHES, caption, new_figure, styled
 
 _COLUMNS = 6
 
@@ -34,6 +36,11 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
         )
     yield rows
     yield f"cosine to all: mean {result.cosine_mean:.4f}, std {result.cosine_std:.4f}"
+    if result.label is not None and result.class_share is not None:
+        yield (
+            f"{result.same_class} of {len(result.neighbours)} are of its class "
+            f"({escape(result.label)}), as {result.class_share:.1%} of all are"
+        )
 
 
 def _above(result: NeighborsResult, cosine: float) -> str:
@@ -42,26 +49,61 @@ def _above(result: NeighborsResult, cosine: float) -> str:
     return f"{(cosine - result.cosine_mean) / result.cosine_std:+.1f}"
 
 
-def figure(result: NeighborsResult, pictures: Sequence[Any]) -> Any:
-    """The image, framed, then its neighbors with their cosines."""
-    from matplotlib.figure import Figure
+@styled
+def figure(result: NeighborsResult, pictures: Sequence[Any] | None = None) -> Any:
+    """The image, then its neighbors with their cosines: equal thumbnails, framed by class.
 
-    titles = [printable(result.image)]
-    titles += [f"{found.cosine:.3f}  {printable(found.path)}" for found in result.neighbours]
-    columns = min(_COLUMNS, len(titles))
-    lines = -(-len(titles) // columns)
-    drawing = Figure(figsize=(2 * columns, 2.2 * lines), layout="constrained")
+    `pictures` are the Pillow images, the query first; they are read from the disk by default.
+    """
+    if pictures is None:
+        from vitcli.commands.neighbors.analysis import pictures as read
+
+        pictures = read(result)
+    paths = [result.image, *(found.path for found in result.neighbours)]
+    captions = ["the image", *(f"{found.cosine:.3f}" for found in result.neighbours)]
+    labels = [result.label, *(found.label for found in result.neighbours)]
+    frames = {label: place for place, label in enumerate(dict.fromkeys(filter(None, labels)))}
+    columns = min(_COLUMNS, len(paths))
+    lines = -(-len(paths) // columns)
+    drawing = new_figure(1.55 * lines + 0.5, 6.75 * columns / _COLUMNS)
     grid = drawing.subplots(lines, columns, squeeze=False).flatten()
-    for axes in grid:
+    for axes in grid[len(paths) :]:
         bare(axes)
-    for axes, title, picture in zip(grid, titles, pictures, strict=False):
-        short = title if len(title) <= 34 else f"{title[:14]}...{title[-17:]}"
-        axes.set_title(short.replace("$", r"\$"), fontsize=6)
+    for axes, path, above, label, picture in zip(
+        grid, paths, captions, labels, pictures, strict=False
+    ):
+        axes.set(xticks=[], yticks=[])
+        name = PurePath(path).name
+        short = name if len(name) <= 18 else f"{name[:7]}...{name[-8:]}"
+        axes.set_title(f"{above}\n{printable(short)}", fontsize=6.5, pad=3)
         if picture is None:
-            axes.text(0.5, 0.5, "gone", ha="center", transform=axes.transAxes)
+            axes.text(0.5, 0.5, "not there\nany more", ha="center", va="center")
+            axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         else:
-            axes.imshow(shrunk(picture))
+            axes.imshow(thumbnail(picture))
+        color = "0.7" if label is None else COLORS[frames[label] % len(COLORS)]
+        dash = "-" if label is None else DASHES[frames[label] // len(COLORS) % len(DASHES)]
+        for side in axes.spines.values():
+            side.set(visible=True, color=color, linewidth=2.2, linestyle=dash)
     grid[0].title.set_weight("bold")
-    weights = f"{result.model}, weights: {result.weights}".replace("$", r"\$")
-    drawing.suptitle(f"{weights}; mean cosine {result.cosine_mean:.3f}", fontsize=8)
+    if frames:
+        names = ", ".join(frames) if len(frames) <= 4 else f"{len(frames)} classes"
+        caption(drawing, f"frames: classes ({names})")
+    drawing.suptitle(
+        f"{result.model}, weights: {result.weights}; mean cosine {result.cosine_mean:.3f}"
+    )
     return drawing
+
+
+SIDE = 160
+"""Pixels of a thumbnail."""
+
+
+def thumbnail(picture: Any) -> Any:
+    """A Pillow picture whole in a white square of SIDE pixels."""
+    from PIL import Image, ImageOps
+
+    whole = ImageOps.contain(picture.convert("RGB"), (SIDE, SIDE))
+    square = Image.new("RGB", (SIDE, SIDE), "white")
+    square.paste(whole, ((SIDE - whole.width) // 2, (SIDE - whole.height) // 2))
+    return square
