@@ -26,7 +26,10 @@ from vitcli.errors import VitcliError
 
 HEAD = "command: train-shapes\n"
 ROOT = Path(__file__).parents[3]
-SEARCH = "search: {trials: 2, metric: result.score, direction: maximize, space: {lr: {low: 0.1, high: 0.9}}}\n"
+SEARCH = (
+    "search: {trials: 2, metric: result.score, direction: maximize, "
+    "space: {lr: {low: 0.1, high: 0.9}}}\n"
+)
 
 
 def refused(text: str) -> VitcliError:
