@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitcli.commands.probe.analysis import probe
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.sweep.analysis import sweep
-    from vitcli.commands.train.analysis import train_shapes
+    from vitcli.commands.train.analysis import train, train_shapes
     from vitcli.commands.verify.analysis import verify
     from vitcli.model import Features, Model, load
     from vitcli.results import Result
@@ -49,6 +49,7 @@ FUNCTIONS = {
     "verify": "commands.verify.analysis:verify",
     "explore": "commands.explore.analysis:explore",
     "grid": "commands.explore.grid:grid",
+    "train": "commands.train.analysis:train",
     "train_shapes": "commands.train.analysis:train_shapes",
     "sweep": "commands.sweep.analysis:sweep",
     "export": "commands.export.analysis:export",
@@ -76,6 +77,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "verify",
     "explore",
     "grid",
+    "train",
     "train_shapes",
     "sweep",
     "export",

@@ -89,7 +89,10 @@ def read_saved_config(path: str | Path) -> Document:
         VitcliError: as `read_yaml`.
     """
     document = read_yaml(path)
-    encoder = document.data.get("encoder")
+    encoder, data = document.data.get("encoder"), document.data.get("data")
+    shapes = data.get("classes") if isinstance(data, dict) else None
+    if shapes and "classes" not in document.data:  # a run on shapes
+        document.data["classes"] = shapes
     if not isinstance(encoder, dict) or "head_dim" not in encoder:
         return document
     encoder["head_out"] = encoder.pop("head_dim")

@@ -20,7 +20,7 @@ from pydantic import (
 
 from vitcli.config import variants
 from vitcli.config.variants import one_of
-from vitcli.config.yaml import Count, Floats, Ints, Rate, Size, Triple, Width
+from vitcli.config.yaml import Count, Floats, Ints, Names, Rate, Size, Triple, Width
 
 # The words of the variants that come with the package; the fields know those added to the tables.
 PositionKind: Any = Literal[*variants.POSITIONS]
@@ -289,6 +289,8 @@ class ModelConfig(Section):
     name: str = "custom"
     encoder: EncoderConfig = EncoderConfig()
     preprocess: PreprocessConfig = PreprocessConfig()
+    classes: Names | None = None
+    """What the outputs of a classifier stand for, in their order; null where that is unknown."""
 
     @property
     def input_size(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ ShapeName = Literal[
     "star",
     "ring",
 ]
-DataKind = Literal["auto", "folder", "cifar10", "cifar100", "mnist", "fashion-mnist"]
+DataKind = Literal["auto", "folder", "cifar10", "cifar100", "mnist", "fashion-mnist", "idx"]
 QkvPart = Literal["q", "k", "v"]
 
 
@@ -57,9 +57,10 @@ class ImagesData(Section):
     path: str | None = None
     """The folder, the `DATA` of the command line."""
     kind: DataKind = "auto"
-    """auto looks at the files: a folder for each class, or a published set's own files."""
+    """auto looks at the files: a folder per class, or a published set's own; idx is any set in
+    MNIST's format."""
     val_fraction: Rate = 0.1
-    """Held out of a folder that has no `val` or `test` beside `train`."""
+    """About this share of each class is held out where there is no split to validate on."""
     train_limit: Count | None = None
     """Use only this many training images, drawn by the seed."""
     workers: int = Field(default=0, ge=0, le=256)
@@ -300,9 +301,25 @@ class TrainRequest:
     device: str = "auto"
     out: Path | None = None
     resume: bool = False
+    accept_new_data: bool = False
+    """A resumed run trains on files that were not there before."""
+    extend: bool = False
+    """A resumed run with more epochs stretches its cosine over them."""
+    check: bool = False
+    """Decode every image before the first step."""
+    fail_fast: bool = False
+    """An image that cannot be read ends the run."""
+    test: bool = False
+    """Report accuracy on the test split at the end."""
+    classes: tuple[str, ...] | None = None
+    """Names for the outputs of the weights to start from, in their order; "" is for none."""
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        if self.accept_new_data and not self.resume:
+            raise VitcliError("--accept-new-data is for a run that is resumed", "add --resume")
+        if self.extend and not self.resume:
+            raise VitcliError("--extend is for a run that is resumed", "add --resume")
 
     @property
     def resumed_config(self) -> Path | None:

@@ -316,6 +316,7 @@ Size = Annotated[tuple[Width, Width], BeforeValidator(_as_size), PlainSerializer
 Triple = Annotated[tuple[float, float, float], BeforeValidator(as_tuple), AS_LIST]
 Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple), AS_LIST]
 Floats = Annotated[tuple[PositiveFloat, ...], BeforeValidator(as_tuple), AS_LIST]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple), AS_LIST]
 Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple), AS_LIST]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 """A share of what is dropped: not all."""

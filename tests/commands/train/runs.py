@@ -36,7 +36,7 @@ def request(out: Path | None = None, resume: bool = False, **keys: Any) -> Train
 def run(out: Path | None = None, resume: bool = False, **keys: Any) -> TrainResult:
     asked = request(out, resume, **keys)
     source = train.source_of(asked)
-    return train.train_shapes(asked, train.shapes_config(asked, source), source)
+    return train.run_shapes(asked, train.shapes_config(asked, source), source)
 
 
 def command(*arguments: str, processes: int = 1, **keys: Any) -> list[str]:

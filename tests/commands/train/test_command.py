@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tests.commands.train.runs import command, shell
-from tests.commands.train.test_datasets import folder
+from tests.commands.train.sources import folder
 from vitcli.cli import app
 
 TINY = command()[command().index("train-shapes") + 1 :]

@@ -11,36 +11,30 @@ import torch
 from PIL import Image
 
 from tests.commands.train.runs import TINY
+from tests.commands.train.sources import MIXLESS, SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.datasets import ImagesSource, find_sets, read_idx
+from vitcli.commands.train.datasets import ImagesSource, read_image
 from vitcli.config.load import Setting
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import ImagesData, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
+from vitcli.images.published import published_sets, read_idx, recognized
 
 PLAIN = ImagesData(crop_scale=None, flip=0.0)
 SMALL = PreprocessConfig(resize_size=(16, 16))
 
 
-def folder(path: Path, per_class: int = 12, names: tuple[str, ...] = ("blue", "red")) -> Path:
-    """Noisy pictures of one color for each class, 20x16 pixels."""
-    random = np.random.default_rng(0)
-    for channel, name in enumerate(names):
-        (path / name).mkdir(parents=True)
-        for i in range(per_class):
-            pixels = random.integers(0, 120, (16, 20, 3), dtype=np.uint8)
-            pixels[..., channel] += 100
-            Image.fromarray(pixels).save(path / name / f"{i}.png")
-    return path
-
-
-def idx_folder(path: Path, train_size: int = 40, test_size: int = 20) -> Path:
+def idx_folder(
+    path: Path, train_size: int = 40, test_size: int = 20, first: list[int] | None = None
+) -> Path:
     """The four files of MNIST: label k is an image of gray 20 k."""
     path.mkdir(parents=True, exist_ok=True)
     for part, size in (("train", train_size), ("t10k", test_size)):
         labels = np.arange(size, dtype=np.uint8) % 10
+        if first and part == "train":
+            labels[:10] = first
         images = np.broadcast_to(20 * labels[:, None, None], (size, 28, 28)).astype(np.uint8)
         for name, values in (("images-idx3", images), ("labels-idx1", labels)):
             head = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
@@ -60,35 +54,15 @@ def run(path: Path, **keys: Any) -> Any:
     settings = [Setting(tuple(key.split(".")), v, key) for key, v in values.items()]
     settings.append(Setting(("data", "path"), str(path), "DATA"))
     asked = TrainRequest(settings=tuple(settings), device="cpu")
-    config = train.images_config(asked)
-    return train.train_images(asked, config, train.images_of(config))
-
-
-def test_a_folder_is_split_once_and_for_all_by_the_seed(tmp_path: Path) -> None:
-    path = folder(tmp_path)
-    train_items, val_items, names = find_sets(path, ImagesData(val_fraction=0.25), seed=0)
-    assert names == ("blue", "red")
-    assert (len(train_items), len(val_items)) == (18, 6)
-    both = [
-        item for items in (train_items, val_items) for item in (items[i] for i in range(len(items)))
-    ]
-    assert len({path for path, _ in both}) == 24
-    again = find_sets(path, ImagesData(val_fraction=0.25), seed=0)[1]
-    assert [again[i] for i in range(6)] == [val_items[i] for i in range(6)]
-
-
-def test_train_with_val_beside_it_is_used_as_it_is(tmp_path: Path) -> None:
-    folder(tmp_path / "train", 5)
-    folder(tmp_path / "val", 3)
-    train_items, val_items, _ = find_sets(tmp_path, ImagesData(), seed=0)
-    assert (len(train_items), len(val_items)) == (10, 6)
+    return train.run_images(asked, train.images_config(asked))
 
 
 def test_validation_sees_what_other_commands_see(tmp_path: Path) -> None:
     data = source(folder(tmp_path))
-    path, label = data.val.items[0]
+    item, label = data.val.items[0]
     images, labels = next(data.val_batches([[0]]))
-    assert torch.equal(images[0], torch.from_numpy(preprocess(decode(path).image, SMALL)))
+    seen = decode(tmp_path / item.name).image
+    assert torch.equal(images[0], torch.from_numpy(preprocess(seen, SMALL)))
     assert labels.tolist() == [label]
 
 
@@ -102,7 +76,7 @@ def test_without_augmentation_training_sees_the_same(tmp_path: Path) -> None:
     data = source(path)
     item, _ = data.train.items[0]
     images, _ = next(data.train_batches([(0, [0])]))
-    expected = torch.from_numpy(preprocess(decode(item).image, SMALL))
+    expected = torch.from_numpy(preprocess(read_image(item), SMALL))
     assert torch.allclose(images[0], expected, atol=1e-6)
 
 
@@ -115,13 +89,21 @@ def test_augmentation_follows_from_epoch_and_index_in_any_worker(tmp_path: Path)
     assert not torch.equal(alone[0][0], alone[1][0])  # another epoch, another crop
 
 
-def test_mnist_files_are_read_and_told_apart_by_their_folder(tmp_path: Path) -> None:
-    train_items, val_items, names = find_sets(idx_folder(tmp_path / "mnist"), PLAIN, 0)
-    assert (len(train_items), len(val_items)) == (40, 20)
-    image, label = train_items[13]
-    assert label == 3 and np.array_equal(np.asarray(image), np.full((28, 28), 60))
-    assert names == tuple("0123456789")
-    assert find_sets(idx_folder(tmp_path / "fashion-mnist"), PLAIN, 0)[2][9] == "Ankle boot"
+def test_sets_of_mnists_format_are_recognized_by_their_labels(tmp_path: Path) -> None:
+    """Not by a word in the path: the first labels are those of the published files."""
+    mnist, fashion = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
+    for name, first, kind in (
+        ("fashion-mnist", mnist, "mnist"),
+        ("mnist", fashion, "fashion-mnist"),
+        ("other", list(range(10)), "idx"),
+    ):
+        path = idx_folder(tmp_path / name, first=first)
+        assert recognized(path) == kind
+        train_items, val_items, names = published_sets(path, kind)
+        assert (len(train_items), len(val_items)) == (40, 20)
+        assert names[9] == ("Ankle boot" if kind == "fashion-mnist" else "9")
+        image, label = train_items[13]
+        assert label == 3 and np.array_equal(np.asarray(image), np.full((28, 28), 60))
 
 
 def test_idx_reader_agrees_with_torchvisions(tmp_path: Path) -> None:
@@ -133,25 +115,29 @@ def test_idx_reader_agrees_with_torchvisions(tmp_path: Path) -> None:
     assert np.array_equal(read_idx(file, 3), theirs.numpy())
 
 
-def test_broken_files_are_told(tmp_path: Path) -> None:
+def test_broken_files_are_errors(tmp_path: Path) -> None:
     path = idx_folder(tmp_path / "mnist")
     file = path / "t10k-images-idx3-ubyte.gz"
     whole = gzip.decompress(file.read_bytes())
     for broken, said in (
         (b"not gzip", "t10k-images"),
-        (gzip.compress(whole[:-1]), "values for"),
-        (gzip.compress(b"\0\0\x0d\3" + whole[4:]), "not an IDX file"),
+        (gzip.compress(whole)[:-20], "t10k-images"),
+        (gzip.compress(whole[:-1]), "another size"),
+        (gzip.compress(whole + bytes(100_000)), "another size"),
+        (gzip.compress(whole[:4] + b"\xff" * 12 + bytes(1000)), "is too large"),
+        (gzip.compress(b"\0\0\x0d\3" + whole[4:]), "is not an IDX file"),
+        (b"", "is not an IDX file"),
     ):
         file.write_bytes(broken)
         with pytest.raises(VitcliError, match=said):
-            find_sets(path, PLAIN, 0)
+            published_sets(path, "mnist")
     with pytest.raises(VitcliError, match="no such folder"):
-        find_sets(tmp_path / "nowhere", PLAIN, 0)
+        recognized(tmp_path / "nowhere")
     with pytest.raises(VitcliError, match="CIFAR10"):
-        find_sets(tmp_path, ImagesData(kind="cifar10"), 0)
+        published_sets(tmp_path, "cifar10")
     (tmp_path / "empty").mkdir()
     with pytest.raises(VitcliError, match="empty"):
-        find_sets(tmp_path / "empty", PLAIN, 0)
+        source(tmp_path / "empty")
 
 
 def test_two_colors_are_learned_and_every_class_is_reported(tmp_path: Path) -> None:
@@ -160,14 +146,91 @@ def test_two_colors_are_learned_and_every_class_is_reported(tmp_path: Path) -> N
     ).result
     assert result.verdict == "learned" and result.val_accuracy == 1.0
     assert [(row.name, row.accuracy) for row in result.classes] == [("blue", 1.0), ("red", 1.0)]
-    assert sum(row.images for row in result.classes) == 36
+    assert 24 <= sum(row.images for row in result.classes) <= 48  # 36 +- 2.4 deviations
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_is_one_line_from_any_process(tmp_path: Path, workers: int) -> None:
+def test_an_unreadable_image_costs_itself_alone(tmp_path: Path, workers: int) -> None:
+    """In training the next one stands in for it; in validation it counts nowhere."""
     (folder(tmp_path) / "red" / "3.png").write_bytes(b"not an image")
-    images = source(tmp_path, PLAIN.model_copy(update={"workers": workers, "val_fraction": 0.5}))
-    with pytest.raises(VitcliError, match=r"^\S*red.3\.png: not an image") as caught:
-        list(images.train_batches([(0, range(12))]))
-        list(images.val_batches([range(12)]))
-    assert caught.value.hint and "Traceback" not in caught.value.message
+    data = PLAIN.model_copy(update={"workers": workers, "val_fraction": 0.5})
+    images = source(tmp_path, data)
+    bad = [i for i, (item, _) in enumerate(images.train.items) if item.name == "red/3.png"]
+    wanted = [(0, range(images.train_size))]
+    pixels, labels = next(images.train_batches(wanted))
+    val_labels = next(images.val_batches([range(images.val_size)]))[1]
+    assert list(images.unreadable) == ["red/3.png"]
+    assert "not an image" in images.unreadable["red/3.png"]
+    if bad:
+        following = (bad[0] + 1) % images.train_size
+        assert torch.equal(pixels[bad[0]], pixels[following])
+        assert labels[bad[0]] == labels[following] and (val_labels >= 0).all()
+    else:
+        assert (val_labels < 0).sum() == 1
+    strict = ImagesSource(tmp_path, data, SMALL, 0, (16, 16), fail_fast=True)
+    with pytest.raises(VitcliError, match=r"^red/3\.png: not an image") as caught:
+        list(strict.train_batches(wanted))
+        list(strict.val_batches([range(strict.val_size)]))
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_run_lists_what_it_left_out(tmp_path: Path, check: bool) -> None:
+    path = folder(tmp_path / "pictures", per_class=20)
+    for name in ("red/3.png", "blue/5.png", "blue/6.png"):
+        (path / name).write_bytes(b"")
+    result = train.train(path, **SMALL_RUN | {"epochs": 2}, check=check)
+    assert [image.path for image in result.unreadable] == ["blue/5.png", "blue/6.png", "red/3.png"]
+    text = str(result)
+    assert "3 images could not be read" in text and "blue/5.png" in text
+
+
+def test_when_no_image_can_be_read_there_is_no_run(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pictures")
+    for file in path.rglob("*.png"):
+        file.write_bytes(b"x")
+    with pytest.raises(VitcliError, match=r"none of \d+ training images can be read"):
+        train.train(path, **SMALL_RUN)
+
+
+def test_the_test_split_is_reported_once_and_decides_nothing(tmp_path: Path) -> None:
+    for split, count in (("TRAIN", 20), ("Valid", 6), ("test", 8)):
+        folder(tmp_path / split, count)
+    result = train.train(tmp_path, **SMALL_RUN | {"epochs": 2}, test=True)
+    assert result.test is not None and result.test.images == 16
+    assert sum(row.images for row in result.result.classes) == 12
+    assert "test: accuracy" in str(result)
+    assert train.train(tmp_path, **SMALL_RUN).test is None
+
+
+def test_without_a_validation_split_test_stays_unseen_if_it_is_reported(tmp_path: Path) -> None:
+    folder(tmp_path / "train", 20)
+    folder(tmp_path / "test", 8)
+    with_test = train.train(tmp_path, **SMALL_RUN, test=True)
+    assert with_test.test is not None and with_test.test.images == 16
+    assert 2 <= sum(row.images for row in with_test.result.classes) < 16  # held out of train
+    without = train.train(tmp_path, **SMALL_RUN)
+    assert sum(row.images for row in without.result.classes) == 16
+
+
+def test_weights_meet_folders_by_the_names_of_classes(tmp_path: Path) -> None:
+    """Twelve folders 0 to 11 are numbers in their order; a run on some of them keeps those."""
+    names = tuple(map(str, range(12)))
+    first = train.train(folder(tmp_path / "a", 4, names), **SMALL_RUN, out=tmp_path / "run")
+    assert tuple(first.config["classes"]) == names
+    lines: list[str] = []
+    train.train(
+        folder(tmp_path / "b", 12, ("10", "2", "zebra")),
+        batch=8,
+        weights=tmp_path / "run",
+        set=MIXLESS,
+        device="cpu",
+        progress=Lines(lines),
+    )
+    (said,) = [line for line in lines if line.startswith("classifier")]
+    assert said == (
+        "classifier: 2 of the weights' outputs kept by name; new: zebra; "
+        "left out: 0, 1, 3 and 7 more"
+    )
+    with pytest.raises(VitcliError, match="another number of names"):
+        train.train(tmp_path / "b", weights=tmp_path / "run", classes=("x",), device="cpu", batch=8)

@@ -131,7 +131,7 @@ def test_resuming_needs_no_option_but_the_directory(tmp_path: Path) -> None:
     asked = TrainRequest(device="cpu", out=tmp_path, resume=True)
     config = train.shapes_config(asked)
     assert config.train.lr == 0.01 and config.encoder.hidden == 16
-    again = train.train_shapes(asked, config)
+    again = train.run_shapes(asked, config)
     assert again.history == first.history
     assert again.result.val_loss == first.result.val_loss
 

@@ -11,7 +11,7 @@ from tests.commands.train.runs import request, run
 from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.start import start_encoder, with_classifier
+from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
 from vitcli.config.load import Setting
 from vitcli.config.request import ModelRequest
 from vitcli.config.training import LoraConfig, TrainConfig
@@ -55,17 +55,44 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         start_encoder(with_classifier(tiny_config(mlp_hidden=48), 4), TrainConfig(), source_for())
 
 
-def test_adapters_keep_a_classifier_that_fits() -> None:
-    source = source_for()
+def test_adapters_keep_a_classifier_whose_names_fit() -> None:
+    source, names = source_for(), tuple("abcdefg")
     config = with_classifier(tiny_config(), 7)
-    lora = LoraConfig(heads=("2:1",))
-    kept = start_encoder(config, TrainConfig(lora=lora), source)
+    lora, outputs = LoraConfig(heads=("2:1",)), map_outputs(names, names)
+    kept = start_encoder(config, TrainConfig(lora=lora), source, outputs)
     assert torch.equal(kept.state_dict()["head.linear.weight"], source.head.linear.weight)
     assert not kept.head.linear.weight.requires_grad
     free = LoraConfig(heads=("2:1",), train_head=True)
-    freed = start_encoder(config, TrainConfig(lora=free), source)
+    freed = start_encoder(config, TrainConfig(lora=free), source, outputs)
     assert torch.equal(freed.head.linear.weight, source.head.linear.weight)
     assert freed.head.linear.weight.requires_grad
+
+
+def test_outputs_follow_their_names_and_never_their_shape() -> None:
+    """cat and dog, on folders dog and zebra: dog's row moves, zebra's is the fresh one."""
+    source = source_for()
+    outputs = map_outputs(("cat", "dog", "", "x", "y", "z", "w"), ("dog", "zebra"))
+    assert (outputs.rows, outputs.new) == (((1, 0),), ("zebra",))
+    assert outputs.line() == (
+        "1 of the weights' outputs kept by name; new: zebra; left out: cat, x, y and 2 more"
+    )
+    config = with_classifier(tiny_config(), 2)
+    encoder, fresh = start_encoder(config, TrainConfig(), source, outputs), build_encoder(config, 0)
+    for part in ("weight", "bias"):
+        theirs = source.get_parameter(f"head.linear.{part}")
+        own = encoder.get_parameter(f"head.linear.{part}")
+        assert torch.equal(own[0], theirs[1])
+        assert torch.equal(own[1], fresh.get_parameter(f"head.linear.{part}")[1])
+    same_shape = start_encoder(with_classifier(tiny_config(), 7), TrainConfig(), source)
+    assert not torch.equal(same_shape.head.linear.weight, source.head.linear.weight)
+
+
+def test_adapters_alone_cannot_learn_a_new_class() -> None:
+    lora, config = LoraConfig(heads=("2:1",)), with_classifier(tiny_config(), 7)
+    for outputs in (None, map_outputs(tuple("abcdefg"), tuple("abcdefx"))):
+        with pytest.raises(VitcliError, match="no output for the class") as caught:
+            start_encoder(config, TrainConfig(lora=lora), source_for(), outputs)
+        assert "--train-head" in caught.value.hint
 
 
 def test_a_classifier_needs_a_pooled_vector() -> None:
@@ -100,9 +127,9 @@ def test_adapters_start_from_a_run_and_change_one_head_alone(tmp_path: Path) -> 
         asked, settings=(*asked.settings, Setting(("train", "weights"), weights, "--weights"))
     )
     source = train.source_of(asked)
-    result = train.train_shapes(asked, train.shapes_config(asked, source), source)
+    result = train.run_shapes(asked, train.shapes_config(asked, source), source)
     # At no learning rate to speak of it is the base model, its classifier included.
     assert result.result.val_loss == pytest.approx(base.result.val_loss, rel=1e-6)
     resumed = dataclasses.replace(asked, resume=True)
-    again = train.train_shapes(resumed, train.shapes_config(resumed, source), source)
+    again = train.run_shapes(resumed, train.shapes_config(resumed, source), source)
     assert again.result.val_loss == result.result.val_loss

@@ -43,12 +43,12 @@ from vitcli.commands.probe.result import (
     RankingResult,
     RegressionScore,
 )
-from vitcli.commands.train.datasets import recognized
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
+from vitcli.images.published import recognized
 from vitcli.measures import CONFIDENCE, mean_interval, wilson
 from vitcli.model import Model, as_model
 

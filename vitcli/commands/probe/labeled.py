@@ -16,12 +16,11 @@ import torch
 
 from vitcli.commands.embed.job import iterate_entries, iterate_parts, load_manifest
 from vitcli.commands.encode.analysis import select_tokens
-from vitcli.commands.train.datasets import Items, find_sets
-from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.preprocess import preprocess
+from vitcli.images.published import Items, published_sets, recognized
 from vitcli.model import Model
 
 EVALUATED = ("val", "test")
@@ -261,7 +260,7 @@ def published_set(
     advance: Callable[[int, int], None],
 ) -> Images:
     """A published set's files by each model; `limit` images of each half, drawn at random."""
-    train, test, classes = find_sets(folder, ImagesData(), _SEED)
+    train, test, classes = published_sets(folder, recognized(folder))
     halves = [_drawn(train, limit), _drawn(test, limit)]
     total = sum(len(places) for _, places in halves)
     labels = [classes[items[int(place)][1]] for items, places in halves for place in places]

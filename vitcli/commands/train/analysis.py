@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ShapesSource, TrainingData
 from vitcli.commands.train.datasets import ImagesSource
+from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
+from vitcli.commands.train.optimizer import learning_rate, warmup_steps
 from vitcli.commands.train.outcome import (
     CONFIDENCE,
     MARGIN,
     Outcome,
-    StepReport,
+    Progress,
+    Silent,
+    Validation,
     chance_accuracy,
     judge,
 )
 from vitcli.commands.train.parallel import World, local_device, world
-from vitcli.commands.train.result import ClassAccuracy, HistoryRow, TrainResult, TrainSummary
-from vitcli.commands.train.snapshots import RunDirectory
-from vitcli.commands.train.start import set_threads, start_encoder, with_classifier
-from vitcli.commands.train.trackers import event_writer
-from vitcli.config.load import resized_to
+from vitcli.commands.train.result import (
+    ClassAccuracy,
+    HistoryRow,
+    TestScore,
+    TrainResult,
+    TrainSummary,
+)
+from vitcli.commands.train.snapshots import RunDirectory, event_writer
+from vitcli.commands.train.start import (
+    map_outputs,
+    set_threads,
+    start_encoder,
+    with_classifier,
+)
+from vitcli.config.load import Setting, resized_to
 from vitcli.config.request import ModelRequest
-from vitcli.config.training import IMAGES_RECIPE, SHAPES_RECIPE, ImagesRun, ShapesRun, TrainRequest
+from vitcli.config.training import (
+    IMAGES_RECIPE,
+    SHAPES_RECIPE,
+    ImagesRun,
+    ShapesRun,
+    TrainRequest,
+    launched,
+)
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
 from vitcli.images.shapes import Shapes
 from vitcli.measures import wilson
 from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.results import FailedImage
 
 CHANGEABLE = (
     "train.snapshot_every",
@@ -42,12 +65,165 @@ CHANGEABLE = (
 )
 """Keys that --resume may change: none of them moves a weight."""
 Run = TypeVar("Run", ShapesRun, ImagesRun)
-OnReport = Callable[[StepReport], None]
-"""Told of each logged step, in the first process only."""
 
 
-def nothing(report: StepReport) -> None:
-    pass
+def train_shapes(
+    *,
+    norm: str | None = None,
+    warmup: float | None = None,
+    lr: float | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    difficulty: float | None = None,
+    seed: int | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    weights: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Train a small encoder on synthetic shapes and say whether it learned, as `train-shapes`.
+
+    Args:
+        norm: `pre` or `post`, where the norms are in a block.
+        warmup: a fraction of all steps below 1, else a number of steps.
+        lr: peak learning rate of AdamW.
+        difficulty: 0 to 1: rotation, low contrast and noise of the images.
+        seed: of weights, images, order and dropout.
+        preset, config: what to start from in place of the default recipe.
+        weights: a checkpoint or run directory to start from.
+        set: dotted config keys, as `--set` takes them: `{"encoder.depth": 4}`.
+        out: the run directory: config, metrics, snapshots, weights, result.
+        resume: continue the run in `out`.
+        progress: shows the run as it goes; without it nothing is printed.
+
+    Raises:
+        VitcliError: a bad config or source, an impossible run, a directory that cannot be
+            written or holds another run.
+    """
+    request = _request(
+        {
+            "encoder.norm_placement": norm,
+            "train.warmup": warmup,
+            "train.lr": lr,
+            "train.epochs": epochs,
+            "train.batch": batch,
+            "data.difficulty": difficulty,
+            "train.seed": seed,
+        },
+        set,
+        preset=preset,
+        config=config,
+        weights=weights,
+        device=device,
+        out=out,
+        resume=resume,
+    )
+    source = source_of(request)
+    return run_shapes(request, shapes_config(request, source), source, progress)
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    lr: float | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    warmup: float | None = None,
+    freeze: str | None = None,
+    seed: int | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    weights: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    accept_new_data: bool = False,
+    extend: bool = False,
+    check: bool = False,
+    fail_fast: bool = False,
+    test: bool = False,
+    classes: tuple[str, ...] | None = None,
+    download: bool = False,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> TrainResult:
+    """Fit an encoder and a classifier to a folder of images, as `vitcli train`.
+
+    Args:
+        data: a folder per class, or such folders below `train`, `val` and `test`, or the files of
+            CIFAR-10, CIFAR-100, MNIST or Fashion-MNIST; a resumed run knows its own.
+        freeze: `encoder` trains the classifier alone.
+        accept_new_data: a resumed run trains on files that were not there before.
+        extend: a resumed run with more epochs stretches its cosine over them.
+        check: decode every image before the first step.
+        fail_fast: an image that cannot be read ends the run; else it is left out and listed.
+        test: report accuracy on the test split at the end.
+        classes: names for the outputs of `weights`, in their order, where they have none or
+            others than the folders.
+        download: fetch a published set (`set={"data.kind": "cifar10"}`).
+
+    The other arguments are those of `train_shapes`.
+
+    Raises:
+        VitcliError: as `train_shapes`; no images, or on resuming not those of the run.
+    """
+    request = _request(
+        {
+            "data.path": None if data is None else str(data),
+            "train.lr": lr,
+            "train.epochs": epochs,
+            "train.batch": batch,
+            "train.warmup": warmup,
+            "train.freeze": freeze,
+            "train.seed": seed,
+        },
+        set,
+        preset=preset,
+        config=config,
+        weights=weights,
+        device=device,
+        out=out,
+        resume=resume,
+        accept_new_data=accept_new_data,
+        extend=extend,
+        check=check,
+        fail_fast=fail_fast,
+        test=test,
+        classes=classes,
+    )
+    source = source_of(request)
+    return run_images(request, images_config(request, source), source, progress, download)
+
+
+def _request(
+    named: Mapping[str, Any],
+    keys: Mapping[str, Any] | None,
+    *,
+    preset: str | None,
+    config: str | Path | None,
+    weights: str | Path | None,
+    out: str | Path | None,
+    **more: Any,
+) -> TrainRequest:
+    """Keyword arguments as the request of a command line; `keys` last, so the exact key wins."""
+    given = {key: value for key, value in named.items() if value is not None}
+    if weights is not None:
+        given["train.weights"] = str(weights)
+    settings = [Setting(tuple(key.split(".")), v, key) for key, v in given.items()]
+    settings += [
+        Setting(tuple(key.split(".")), v, f"set[{key!r}]") for key, v in (keys or {}).items()
+    ]
+    model = ModelRequest(
+        preset=preset,
+        config_file=None if config is None else Path(config),
+        weights=None if weights is None else str(weights),
+        device="cpu",
+    )
+    return TrainRequest(model, tuple(settings), out=None if out is None else Path(out), **more)
 
 
 def source_of(request: TrainRequest) -> Model | None:
@@ -62,15 +238,14 @@ def shapes_config(request: TrainRequest, source: Model | None = None) -> ShapesR
         VitcliError: unknown keys, wrong types or impossible combinations.
     """
     config = request.run_config(ShapesRun, SHAPES_RECIPE, source.config if source else None)
-    check_classifier(request, len(config.data.classes))
-    return settled(config, len(config.data.classes))
+    return for_classes(request, config, config.data.classes)
 
 
-def train_shapes(
+def run_shapes(
     request: TrainRequest,
     config: ShapesRun,
     source: Model | None = None,
-    on_report: OnReport = nothing,
+    progress: Progress | None = None,
 ) -> TrainResult:
     """Train on synthetic shapes.
 
@@ -80,11 +255,16 @@ def train_shapes(
     data = ShapesSource(
         shapes_of(config), config.data.train_size, config.data.val_size, config.preprocess
     )
-    return run(request, config, data, source, on_report)
+    return run(request, config, data, source, progress)
+
+
+def shapes_of(config: ShapesRun) -> Shapes:
+    data = config.data
+    return Shapes(config.encoder.image_size, data.classes, data.difficulty, config.train.seed)
 
 
 def images_config(request: TrainRequest, source: Model | None = None) -> ImagesRun:
-    """The whole config of a run on images, but for the classifier (see `images_of`).
+    """The whole config of a run on images, but for the classifier, which follows the data.
 
     Raises:
         VitcliError: unknown keys, wrong types or impossible combinations; no data.
@@ -95,60 +275,83 @@ def images_config(request: TrainRequest, source: Model | None = None) -> ImagesR
     return settled(config, config.encoder.head_out or 1)
 
 
-def images_of(config: ImagesRun, download: bool = False) -> ImagesSource:
-    """The images that the config names.
+def run_images(
+    request: TrainRequest,
+    config: ImagesRun,
+    source: Model | None = None,
+    progress: Progress | None = None,
+    download: bool = False,
+) -> TrainResult:
+    """Read the images that the config names and train on them.
 
     Raises:
-        VitcliError: they are not there or not readable.
+        VitcliError: as `run_shapes`; no images, or on resuming not those of the run.
+    """
+    show = progress or Silent()
+    data = images_of(request, config, show, download)
+    for text in data.inputs.notes if launched().rank == 0 else ():
+        show.line(text)
+    return run(request, for_classes(request, config, data.classes), data, source, progress)
+
+
+def images_of(
+    request: TrainRequest,
+    config: ImagesRun,
+    progress: Progress | None = None,
+    download: bool = False,
+) -> ImagesSource:
+    """The images that the config names; those of the run, where one is resumed.
+
+    Raises:
+        VitcliError: they are not there or not readable, or they are not those of the run.
     """
     assert config.data.path is not None
+    if download and launched().size > 1:
+        raise VitcliError("--download is for one process", "fetch the files first, then torchrun")
+    stored = None
+    if request.resume and request.out and (request.out / "config.yaml").exists():
+        stored = read_inputs(RunDirectory(request.out).inputs_file)
+        if stored is None:
+            raise VitcliError(
+                f"{request.out}: the run has no list of its images, so whether they are still "
+                "the same is unknown",
+                f"start another one from its weights: --weights {request.out} --out DIR",
+            )
+    show = progress or Silent()
     return ImagesSource(
         Path(config.data.path),
         config.data,
         config.preprocess,
         config.train.seed,
         config.encoder.image_size,
-        download,
+        download=download,
+        stored=stored,
+        accept_new=request.accept_new_data,
+        test=request.test,
+        check=request.check,
+        fail_fast=request.fail_fast,
+        report=lambda done, total: show(done, total, "images checked"),
     )
 
 
-def train_images(
-    request: TrainRequest,
-    config: ImagesRun,
-    data: ImagesSource,
-    source: Model | None = None,
-    on_report: OnReport = nothing,
-) -> TrainResult:
-    """Train on images.
+def for_classes(request: TrainRequest, config: Run, classes: tuple[str, ...]) -> Run:
+    """The config with a classifier of these classes.
 
     Raises:
-        VitcliError: as `train_shapes`.
+        VitcliError: a head was asked for that cannot be: a run classifies its classes.
     """
-    check_classifier(request, len(data.classes))
-    return run(request, settled(config, len(data.classes)), data, source, on_report)
-
-
-def shapes_of(config: ShapesRun) -> Shapes:
-    data = config.data
-    return Shapes(config.encoder.image_size, data.classes, data.difficulty, config.train.seed)
-
-
-def check_classifier(request: TrainRequest, classes: int) -> None:
-    """Refuse a head that was asked for and cannot be: a run classifies its classes.
-
-    Raises:
-        VitcliError: with what was set.
-    """
-    possible = {"head": ("linear", "distilled"), "head_out": (classes,)}
+    possible = {"head": ("linear", "distilled"), "head_out": (len(classes),)}
     for setting in request.settings:
         key = setting.path[-1]
         if setting.path[0] == "encoder" and setting.value not in possible.get(
             key, (setting.value,)
         ):
             raise VitcliError(
-                f"{setting.source}: training classifies {classes} classes",
+                f"{setting.source}: training classifies {len(classes)} classes",
                 f"leave {'.'.join(setting.path)} out: the classifier follows the data",
             )
+    named = settled(config, len(classes))
+    return named.model_copy(update={"classes": tuple(classes)})
 
 
 def settled(config: Run, classes: int) -> Run:
@@ -170,29 +373,39 @@ def settled(config: Run, classes: int) -> Run:
 
 def run(
     request: TrainRequest,
-    config: ShapesRun | ImagesRun,
+    config: Run,
     data: TrainingData,
     source: Model | None = None,
-    on_report: OnReport = nothing,
+    progress: Progress | None = None,
 ) -> TrainResult:
-    """Train the config's encoder on `data`, in this process or in all that torchrun started."""
+    """Train the config's encoder on `data`, in this process or in all that torchrun started.
+
+    In a run directory the answer is written too, as `result.json`.
+    """
+    show = progress or Silent()
     device = local_device(pick_device(request.device))
     with ExitStack() as ending:
         processes = ending.enter_context(world(device))
+        tell: Callable[[str], None] = show.line if processes.first else lambda text: None
         check_sizes(request, config, data, processes)
         directory = RunDirectory(request.out) if request.out else None
         if directory and processes.first:
             ending.enter_context(directory.held())
         snapshot, history = None, []
         if directory and request.resume and directory.config_file.exists():
-            directory.check_config(config, CHANGEABLE)
+            config = resumed(request, config, directory, data, processes, tell)
             snapshot = directory.latest()
         elif directory and processes.first:
             directory.start(config)
+        if directory and processes.first and isinstance(data, ImagesSource):
+            write_inputs(directory.inputs_file, data.inputs)
         if config.train.weights and not (source or snapshot):  # killed before its first snapshot
             source = load_model(ModelRequest(weights=config.train.weights, device="cpu"))
-        start = source.encoder if source else None
-        encoder = start_encoder(config.encoder, config.train, start).to(device)
+        if snapshot:  # its weights come with it
+            encoder = start_encoder(config.encoder, config.train)
+        else:
+            encoder = started(request, config, source, data, tell)
+        encoder = encoder.to(device)
         set_threads(encoder, config.train.threads)
         trainer = Trainer(
             encoder,
@@ -202,7 +415,7 @@ def run(
             processes,
             directory,
             audited=config.train.freeze != "none" or bool(config.train.lora.heads),
-            on_report=on_report,
+            progress=progress,
         )
         if directory and request.resume:
             step, length = (snapshot.step, snapshot.metrics_bytes) if snapshot else (0, 0)
@@ -212,25 +425,109 @@ def run(
         if directory and request.resume and processes.first:
             directory.rewind_metrics(length, step)
         if config.train.tensorboard and directory and processes.first:
-            write = event_writer(directory.path / "tensorboard", trainer.step)
-            trainer.on_report = both(on_report, write)
+            trainer.writers.append(event_writer(directory.path / "tensorboard", trainer.step))
+        if left := data.train_size % config.train.batch:
+            tell(
+                f"{left:,} of {data.train_size:,} training images per epoch are in no batch of "
+                f"{config.train.batch}: other ones each time"
+            )
         outcome = trainer.run()
-    return TrainResult(
-        summary(encoder, data, outcome),
-        tuple(HistoryRow(**entry) for entry in trainer.history),
-        outcome.audit,
-        str(device),
-        processes.size,
-        config.model_dump(mode="python"),
-    )
+        test = None
+        if request.test and outcome.validation and isinstance(data, ImagesSource):
+            test = test_score(data, trainer.evaluate(data.test_batches, data.test_size))
+        skipped = {k: v for part in processes.gather(data.unreadable) for k, v in part.items()}
+        result = TrainResult(
+            summary(encoder, data, outcome),
+            tuple(HistoryRow(**entry) for entry in trainer.history),
+            outcome.audit,
+            str(device),
+            processes.size,
+            config.model_dump(mode="python"),
+            test,
+            tuple(FailedImage(path, "unreadable", skipped[path]) for path in sorted(skipped)),
+        )
+        if directory and processes.first:
+            with atomic_write(directory.path / "result.json") as file:
+                file.write(result.to_json().encode())
+    return result
 
 
-def both(first: OnReport, write: Callable[[dict[str, Any]], None]) -> OnReport:
-    def tell(report: StepReport) -> None:
-        write(report.entry)
-        first(report)
+def resumed(
+    request: TrainRequest,
+    config: Run,
+    directory: RunDirectory,
+    data: TrainingData,
+    processes: World,
+    tell: Callable[[str], None],
+) -> Run:
+    """The config of the run that goes on, with more epochs where that is asked for and possible.
 
-    return tell
+    The warm-up keeps its number of steps.
+
+    Raises:
+        VitcliError: the config is not that of the run.
+    """
+    written = directory.written_config(type(config))
+    before, now = written.train, config.train
+    longer = now.epochs > before.epochs and (now.schedule == "constant" or request.extend)
+    if not longer:
+        directory.check_config(config, CHANGEABLE)
+        return config
+    per_epoch = data.train_size // now.batch
+    old, new = per_epoch * before.epochs, per_epoch * now.epochs
+    warmup = warmup_steps(before.warmup, old)
+    train = now.model_copy(update={"warmup": warmup if warmup else 0})
+    config = config.model_copy(update={"train": train})
+    directory.check_config(config, (*CHANGEABLE, "train.epochs", "train.warmup"))
+    if now.schedule == "cosine":
+        snapshot = directory.latest()
+        step = min(snapshot.step if snapshot else 0, old - 1)
+        rates = [
+            learning_rate(step, total, now.lr, warmup, "cosine", now.min_lr) for total in (old, new)
+        ]
+        tell(
+            f"the cosine now ends at step {new} in place of {old}: at step {step} the rate goes "
+            f"from {rates[0]:.2e} to {rates[1]:.2e}"
+        )
+    if processes.first:
+        directory.write_config(config)
+    return config
+
+
+def started(
+    request: TrainRequest,
+    config: ShapesRun | ImagesRun,
+    source: Model | None,
+    data: TrainingData,
+    tell: Callable[[str], None],
+) -> VisionEncoder:
+    """The encoder before its first step; says which outputs of the weights it kept.
+
+    Raises:
+        VitcliError: as `start_encoder`; names of classes that cannot be those of the weights.
+    """
+    if source is None:
+        if request.classes:
+            raise VitcliError(
+                "--classes names the outputs of weights to start from", "add --weights SOURCE"
+            )
+        return start_encoder(config.encoder, config.train)
+    names, outputs = request.classes or source.config.classes, source.config.encoder.head_out
+    if request.classes and len(request.classes) != (outputs or 0):
+        raise VitcliError(
+            f"--classes: has another number of names than the weights have outputs (got "
+            f"{len(request.classes)}, expected {outputs or 0})",
+            "give a line per output, empty for one that is no class here",
+        )
+    mapped = map_outputs(names, data.classes) if names and len(names) == outputs else None
+    if mapped is not None:
+        tell(f"classifier: {mapped.line()}")
+    elif outputs:
+        tell(
+            f"classifier: new for {len(data.classes)} classes; the weights have {outputs} outputs "
+            "without names (--classes FILE names them)"
+        )
+    return start_encoder(config.encoder, config.train, source.encoder, mapped)
 
 
 def check_sizes(
@@ -262,13 +559,21 @@ def check_sizes(
         )
 
 
+def class_rows(data: TrainingData, validation: Validation) -> tuple[ClassAccuracy, ...]:
+    rows = zip(data.classes, validation.correct, validation.counts, strict=True)
+    return tuple(ClassAccuracy(name, n, c / n if n else None) for name, c, n in rows)
+
+
+def test_score(data: ImagesSource, found: Validation) -> TestScore:
+    """The answer of --test."""
+    images = sum(found.counts)
+    low, high = wilson(sum(found.correct), images, CONFIDENCE)
+    return TestScore(found.accuracy, found.loss, images, low, high, class_rows(data, found))
+
+
 def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> TrainSummary:
     """The verdict, and the figures behind it."""
     validation = outcome.validation
-    classes: tuple[ClassAccuracy, ...] = ()
-    if validation is not None:
-        rows = zip(data.classes, validation.correct, validation.counts, strict=True)
-        classes = tuple(ClassAccuracy(name, n, c / n if n else None) for name, c, n in rows)
     low = high = None
     if validation is not None:
         low, high = wilson(sum(validation.correct), sum(validation.counts), CONFIDENCE)
@@ -287,5 +592,5 @@ def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> Tra
         images_per_s=outcome.images_per_s,
         parameters=sum(p.numel() for p in encoder.parameters()),
         trainable=sum(p.numel() for p in encoder.parameters() if p.requires_grad),
-        classes=classes,
+        classes=class_rows(data, validation) if validation is not None else (),
     )

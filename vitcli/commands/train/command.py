@@ -1,32 +1,344 @@
-"""vitcli train"""
+"""`vitcli train` and `vitcli train-shapes`."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitcli.commands.train.options import TrainOptions, one_voice
-from vitcli.ui.figures import Plot
-from vitcli.ui.options import Output, PrintConfigOption, Without, grouped
+from vitcli.commands.train.result import TrainResult
+from vitcli.config.load import Setting, config_yaml
+from vitcli.config.request import ModelRequest
+from vitcli.config.schema import InitScheme
+from vitcli.config.training import (
+    IMAGES_RECIPE,
+    SHAPES_RECIPE,
+    ImagesRun,
+    ShapesRun,
+    TrainConfig,
+    TrainRequest,
+    launched,
+)
+from vitcli.config.yaml import parse_value
+from vitcli.errors import VitcliError
+from vitcli.ui.figures import Plot, draw
+from vitcli.ui.options import (
+    ModelOptions,
+    Output,
+    PrintConfigOption,
+    Without,
+    choices,
+    grouped,
+    model_option,
+    parse_size,
+    registers_setting,
+)
+
+
+def first_process() -> bool:
+    """Whether this process prints; torchrun counts them from 0."""
+    return launched().rank == 0
+
+
+def with_default(text: str, key: str) -> str:
+    """A help text with the default of a key of `train`, for both commands where they differ."""
+    found: list[str] = []
+    for recipe in (IMAGES_RECIPE, SHAPES_RECIPE):
+        value: Any = TrainConfig(**recipe.get("train", {}))
+        for part in key.split("."):
+            value = getattr(value, part)
+        value = "none" if value is None else value
+        value = ",".join(value) if isinstance(value, tuple) else value
+        found.append(f"{value:g}" if isinstance(value, float | int) else str(value))
+    images, shapes = found
+    return f"{text} Default: {images}{'' if images == shapes else f'; train-shapes: {shapes}'}."
+
+
+def option(panel: str, *names: str, key: str = "", help: str, **how: Any) -> Any:
+    text = with_default(help, key) if key else help
+    return typer.Option(*names, rich_help_panel=panel, help=text, **how)
+
+
+train_option = partial(option, "Training")
+data_option = partial(option, "Data")
+adapter_option = partial(option, "Adapters")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions(ModelOptions):
+    """The model, the recipe, and where the run goes."""
+
+    seed: Annotated[
+        int | None, model_option("--seed", help="Of weights, data, order and dropout. Default: 0.")
+    ] = None  # type: ignore[assignment]
+    dtype: Annotated[
+        str | None,
+        model_option(
+            "--dtype", metavar="TYPE", help="float32, or bfloat16 autocast. Default: float32."
+        ),
+    ] = None  # type: ignore[assignment]
+    init: Annotated[
+        str | None, model_option("--init", metavar="SCHEME", help=f"{choices(InitScheme)}.")
+    ] = None
+    lr: Annotated[float | None, train_option("--lr", help="Peak learning rate.", key="lr")] = None
+    warmup: Annotated[
+        str | None,
+        train_option(
+            "--warmup",
+            metavar="FRACTION|STEPS",
+            help="Linear warm-up; below 1, a fraction of all steps.",
+            key="warmup",
+        ),
+    ] = None
+    epochs: Annotated[
+        int | None,
+        train_option("--epochs", metavar="N", help="Passes over the training data.", key="epochs"),
+    ] = None
+    batch: Annotated[
+        int | None,
+        train_option(
+            "--batch", metavar="N", help="Images per step, over all processes.", key="batch"
+        ),
+    ] = None
+    accumulate: Annotated[
+        int | None,
+        train_option("--accumulate", metavar="N", help="Micro-batches per step.", key="accumulate"),
+    ] = None
+    clip_grad: Annotated[
+        float | None,
+        train_option(
+            "--clip-grad",
+            metavar="NORM",
+            help="Largest norm of the gradient.",
+            key="clip_grad",
+        ),
+    ] = None
+    freeze: Annotated[
+        str | None,
+        train_option(
+            "--freeze", metavar="encoder", help="Train the classifier alone.", key="freeze"
+        ),
+    ] = None
+    compile: Annotated[bool, train_option("--compile", help="Compile the model.")] = False
+    out: Annotated[
+        Path | None,
+        train_option("--out", metavar="DIR", help="Run directory: metrics, snapshots, weights."),
+    ] = None
+    resume: Annotated[
+        bool, train_option("--resume", help="Continue from the last snapshot in --out.")
+    ] = False
+    extend: Annotated[
+        bool,
+        train_option(
+            "--extend", help="With --resume and more --epochs: stretch the cosine over them."
+        ),
+    ] = False
+    lora: Annotated[
+        list[str] | None,
+        adapter_option(
+            "--lora",
+            metavar="BLOCK:HEAD",
+            help="Train an adapter on this head, both from 1. Repeatable.",
+        ),
+    ] = None
+    lora_rank: Annotated[
+        int | None,
+        adapter_option("--lora-rank", metavar="R", help="Width of each adapter.", key="lora.rank"),
+    ] = None
+    lora_alpha: Annotated[
+        float | None,
+        adapter_option(
+            "--lora-alpha", metavar="A", help="Scale is alpha / rank.", key="lora.alpha"
+        ),
+    ] = None
+    lora_on: Annotated[
+        str | None,
+        adapter_option("--lora-on", metavar="PARTS", help="Some of q,k,v.", key="lora.on"),
+    ] = None
+    train_head: Annotated[
+        bool, adapter_option("--train-head", help="Train the classifier too.")
+    ] = False
+
+    def train_settings(self) -> tuple[Setting, ...]:
+        """Every option as the config key it stands for; `--set` last, so the exact key wins."""
+        warmup = self.warmup and parse_value(self.warmup, f"--warmup {self.warmup}")
+        size = parse_size(self.image_size) if self.image_size else None
+        named: list[tuple[str, str, Any]] = [
+            ("--image-size", "encoder.image_size", size),
+            ("--init", "encoder.init", self.init),
+            ("--pos-resize", "encoder.position_table.resize", self.pos_resize),
+            ("--weights", "train.weights", self.weights),
+            ("--seed", "train.seed", self.seed),
+            ("--dtype", "train.dtype", self.dtype),
+            ("--lr", "train.lr", self.lr),
+            ("--warmup", "train.warmup", warmup),
+            ("--epochs", "train.epochs", self.epochs),
+            ("--batch", "train.batch", self.batch),
+            ("--accumulate", "train.accumulate", self.accumulate),
+            ("--clip-grad", "train.clip_grad", self.clip_grad),
+            ("--freeze", "train.freeze", self.freeze),
+            ("--compile", "train.compile", self.compile or None),
+            ("--lora", "train.lora.heads", self.lora),
+            ("--lora-rank", "train.lora.rank", self.lora_rank),
+            ("--lora-alpha", "train.lora.alpha", self.lora_alpha),
+            ("--lora-on", "train.lora.on", self.lora_on),
+            ("--train-head", "train.lora.train_head", self.train_head or None),
+        ]
+        registers = () if self.registers is None else (registers_setting(self.registers),)
+        given = tuple(
+            Setting(tuple(key.split(".")), value, _as_written(option, value))
+            for option, key, value in named
+            if value is not None
+        )
+        return (*given, *registers, *self.shared_settings())
+
+    def to_train_request(self, *settings: Setting, **more: Any) -> TrainRequest:
+        """What to train, and where.
+
+        Raises:
+            VitcliError: options that need another one.
+        """
+        if self.resume and self.out is None:
+            raise VitcliError("--resume continues a run directory", "add --out DIR")
+        return TrainRequest(
+            model=ModelRequest(
+                preset=self.preset,
+                config_file=self.config,
+                weights=self.weights,
+                device="cpu",
+            ),
+            settings=(*settings, *self.train_settings()),
+            device=self.device,
+            out=self.out,
+            resume=self.resume,
+            extend=self.extend,
+            **more,
+        )
+
+
+def _as_written(option: str, value: Any) -> str:
+    """The option as the user gave it."""
+    if isinstance(value, list):
+        return " ".join(f"{option} {one}" for one in value)
+    return option if value is True else f"{option} {value}"
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """The first process reports what is wrong for all, every other one what is its own."""
+    launch = launched()
+    try:
+        yield
+    except VitcliError as error:
+        if launch.rank == 0:
+            raise
+        if error.exit_code == 2:  # usage and input: the same in every process
+            raise typer.Exit(error.exit_code) from error
+        name = f"process {launch.rank}: {error.message}"
+        raise VitcliError(name, error.hint, exit_code=error.exit_code) from error
+
+
+def prepared(
+    request: TrainRequest, schema: Any, recipe: Any, plot: Plot, print_config: bool
+) -> bool:
+    """Report a bad config before torch is loaded; print it if asked, and then there is no run."""
+    from vitcli.ui.console import answer_text
+    from vitcli.ui.figures import check_figure_file
+
+    check_figure_file(plot)
+    if request.model.weights is None:
+        config = request.run_config(schema, recipe)
+        if print_config:
+            answer_text(config_yaml(config))
+            return False
+    return True
+
+
+def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) -> None:
+    """Show a run that is over, in the first process only."""
+    if not first_process():
+        return
+    from vitcli.ui.console import note
+    from vitcli.ui.tables import show
+
+    if request.out:
+        loadable = (request.out / "model.safetensors").exists()
+        reads = f"; --weights {request.out} reads it" if loadable else ""
+        note(f"the run is in {request.out}{reads}")
+    if plot:
+        from vitcli.commands.train.view import figure
+
+        draw(figure(result), plot)
+    show(result, form)
+
+
+def read_classes(file: Path | None) -> tuple[str, ...] | None:
+    """A name per line; an empty line is an output that is no class here.
+
+    Raises:
+        VitcliError: it cannot be read.
+    """
+    if file is None:
+        return None
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise VitcliError(
+            f"--classes {file}: {reason}", "name a text file, a class per line"
+        ) from error
+    return tuple(line.strip() for line in lines)
 
 
 @grouped
 @one_voice()
-@grouped
 def train(
     data: Annotated[
         Path | None,
         typer.Argument(
             metavar="DATA",
-            help="A folder for each class, or the files of CIFAR-10/100, MNIST, Fashion-MNIST.",
+            help="A folder per class, such folders below train/ val/ test/, or the files of "
+            "CIFAR-10/100, MNIST, Fashion-MNIST.",
         ),
     ] = None,
     *,
     options: Annotated[TrainOptions, Without(("adapter",))],
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch a published set (data.kind) into DATA.")
+        bool, data_option("--download", help="Fetch a published set (data.kind) into DATA.")
+    ] = False,
+    test: Annotated[
+        bool, data_option("--test", help="Report accuracy on the test split, once, at the end.")
+    ] = False,
+    classes: Annotated[
+        Path | None,
+        data_option(
+            "--classes",
+            metavar="FILE",
+            help="Names of the outputs of --weights, one per line, where it has none. An output "
+            "whose name is a class of DATA is kept.",
+        ),
+    ] = None,
+    check: Annotated[
+        bool, data_option("--check", help="Decode every image before the first step.")
+    ] = False,
+    fail_fast: Annotated[
+        bool,
+        data_option(
+            "--fail-fast",
+            help="End at an unreadable image. Default: leave it out and list it at the end.",
+        ),
+    ] = False,
+    accept_new_data: Annotated[
+        bool,
+        data_option(
+            "--accept-new-data",
+            help="With --resume: new files train, every other file keeps its side.",
+        ),
     ] = False,
     output: Output,
     plot: Plot,
@@ -42,14 +354,19 @@ def train(
       vitcli train cifar --set data.kind=cifar10 --download --epochs 100
       vitcli train pictures/ --weights facebook/dinov2-small --freeze encoder
       vitcli train --out runs/pictures --resume
+      vitcli train pictures/ --weights runs/pictures --test
     """
-    from vitcli.commands.train.options import finish, prepared
-    from vitcli.config.load import Setting, config_yaml
-    from vitcli.config.training import IMAGES_RECIPE, ImagesRun
     from vitcli.ui.console import answer_text, status
 
     named = [] if data is None else [Setting(("data", "path"), str(data), str(data))]
-    request = options.to_train_request(*named)
+    request = options.to_train_request(
+        *named,
+        accept_new_data=accept_new_data,
+        check=check,
+        fail_fast=fail_fast,
+        test=test,
+        classes=read_classes(classes),
+    )
     if not prepared(request, ImagesRun, IMAGES_RECIPE, plot, print_config):
         return
 
@@ -60,19 +377,15 @@ def train(
         config = analysis.images_config(request, source)
     if print_config:
         return answer_text(config_yaml(config))
-    with status("looking at the images"):
-        images = analysis.images_of(config, download)
-
     from vitcli.commands.train.view import live
 
-    with live() as on_report:
-        result = analysis.train_images(request, config, images, source, on_report)
+    with live() as progress:
+        result = analysis.run_images(request, config, source, progress, download)
     finish(result, request, output.form, plot)
 
 
 @grouped
 @one_voice()
-@grouped
 def train_shapes(
     *,
     options: Annotated[TrainOptions, Without(("adapter",))],
@@ -100,9 +413,6 @@ def train_shapes(
       vitcli train-shapes --epochs 3 --out runs/a --set data.train_size=4096
       vitcli train-shapes --weights runs/a --lora 11:2 --train-head
     """
-    from vitcli.commands.train.options import finish, prepared
-    from vitcli.config.load import Setting, config_yaml
-    from vitcli.config.training import SHAPES_RECIPE, ShapesRun
     from vitcli.ui.console import answer_text, note, status
 
     settings = (
@@ -129,6 +439,6 @@ def train_shapes(
 
     from vitcli.commands.train.view import live
 
-    with live() as on_report:
-        result = analysis.train_shapes(request, config, source, on_report)
+    with live() as progress:
+        result = analysis.run_shapes(request, config, source, progress)
     finish(result, request, output.form, plot)

@@ -25,12 +25,16 @@ class TrainingData(Protocol):
     classes: tuple[str, ...]
     train_size: int
     val_size: int
+    unreadable: dict[str, str]
+    """Path -> reason of each image that was left out so far."""
 
     def train_batches(self, wanted: Iterable[tuple[int, Indices]]) -> Iterator[Batch]:
         """A batch for each (epoch, image indices)."""
         ...
 
-    def val_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]: ...
+    def val_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]:
+        """Labels below zero are of images that count nowhere."""
+        ...
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> NDArray[np.int64]:
@@ -69,6 +73,7 @@ class ShapesSource:
         self.classes = shapes.classes
         self.train_size = train_size
         self.val_size = val_size
+        self.unreadable: dict[str, str] = {}
         self.mean, self.scale = channels(preprocess)
 
     def _batch(self, indices: Indices) -> Batch:

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -30,7 +30,15 @@ from vitcli.commands.train.data import (
     soft_targets,
 )
 from vitcli.commands.train.optimizer import audit, learning_rate, make_optimizer, warmup_steps
-from vitcli.commands.train.outcome import Outcome, StepReport, Validation, first_bad_layer
+from vitcli.commands.train.outcome import (
+    Outcome,
+    Progress,
+    Silent,
+    Validation,
+    first_bad_layer,
+    step_facts,
+    validation_line,
+)
 from vitcli.commands.train.parallel import World
 from vitcli.commands.train.result import AuditRow
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
@@ -120,7 +128,7 @@ class Trainer:
         world: World,
         directory: RunDirectory | None = None,
         audited: bool = False,
-        on_report: Callable[[StepReport], None] = lambda report: None,
+        progress: Progress | None = None,
     ) -> None:
         self.encoder = encoder
         self.data = data
@@ -129,7 +137,9 @@ class Trainer:
         self.world = world
         self.directory = directory if world.first else None
         self.audited = audited
-        self.on_report = on_report
+        self.progress = progress or Silent()
+        self.writers: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every line of metrics, in the first process."""
         self.steps_per_epoch = data.train_size // train.batch
         self.total = self.steps_per_epoch * train.epochs
         self.warmup = warmup_steps(train.warmup, self.total)
@@ -177,6 +187,7 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
         self.step = self.saved_step = snapshot.step
         self.history = history
+        self.data.unreadable.update(snapshot.unreadable)
 
     def run(self) -> Outcome:
         """Train to the last step, or to the first that is not finite.
@@ -365,39 +376,54 @@ class Trainer:
         average = get_ema_multi_avg_fn(average_decay(self.train.ema, self.step))
         average(list(self.averaged.parameters()), list(self.encoder.parameters()), 0)
 
-    @torch.no_grad()
     def validate(self) -> Validation:
         """Loss and right answers of each class over all validation images."""
+        return self.evaluate(self.data.val_batches, self.data.val_size)
+
+    @torch.no_grad()
+    def evaluate(
+        self, batches: Callable[[Iterable[Sequence[int]]], Iterator[Batch]], size: int
+    ) -> Validation:
+        """The model that counts, over the `size` images that `batches` gives by index."""
         model = self.validated
         was_training = model.training
         model.eval()
-        mine = range(self.data.val_size)[self.world.share(self.data.val_size)]
+        mine = range(size)[self.world.share(size)]
         wanted: list[Sequence[int]] = [
             mine[at : at + VAL_BATCH] for at in range(0, len(mine), VAL_BATCH)
         ]
         classes = len(self.data.classes)
         sums = torch.zeros(2 * classes + 1, dtype=torch.float64)
-        for images, labels in self.data.val_batches(wanted):
+        for images, labels in batches(wanted):
             self._stop_or_save()
             with self._autocast():
                 logits = model(images.to(self.device)).output.float().cpu()
+            known = labels >= 0
+            logits, labels = logits[known], labels[known]
             sums[:classes] += labels[logits.argmax(1) == labels].bincount(minlength=classes)
             sums[classes:-1] += labels.bincount(minlength=classes)
             sums[-1] += F.cross_entropy(logits.double(), labels, reduction="sum")
-        values = self.world.total(sums.to(torch.float64)).tolist()
+        values = self.world.total(sums).tolist()
         model.train(was_training)
-        return Validation(
-            values[-1] / self.data.val_size,
-            tuple(map(int, values[:classes])),
-            tuple(map(int, values[classes:-1])),
-        )
+        counts = tuple(map(int, values[classes:-1]))
+        if not sum(counts):
+            raise VitcliError(
+                f"none of {size:,} images can be read", "--check lists what is wrong with them"
+            )
+        return Validation(values[-1] / sum(counts), tuple(map(int, values[:classes])), counts)
 
     def _log(self, entry: dict[str, Any], rate: float) -> None:
         self.history.append(entry)
         if self.directory:
             self.directory.log(entry)
-        if self.world.first:
-            self.on_report(StepReport(self.step, self.total, entry, rate))
+        if not self.world.first:
+            return
+        for write in self.writers:
+            write(entry)
+        if "val_loss" in entry:
+            self.progress.line(validation_line(entry, self.total))
+        else:
+            self.progress(self.step, self.total, step_facts(entry, rate))
 
     def save(self) -> None:
         """A snapshot of this step, and the model for other commands; in the first process."""
@@ -414,6 +440,7 @@ class Trainer:
             self.averaged.state_dict() if self.averaged is not None else None,
             self.optimizer.state_dict(),
             exported,
+            self.data.unreadable,
         )
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.spent += time.perf_counter() - before

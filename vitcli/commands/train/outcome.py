@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,44 @@ from vitcli.commands.train.result import AuditRow
 from vitcli.measures import all_finite, wilson
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """What a step, or a validation after it, has to say."""
+class Progress(Protocol):
+    """What shows a run as it goes, as `ui.console.progress` does."""
 
-    step: int
-    steps: int
-    entry: dict[str, Any]
-    """As in metrics.jsonl."""
-    images_per_s: float
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """`done` of `total` steps are done."""
+        ...
+
+    def line(self, text: str) -> None:
+        """Something to know."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+def step_facts(entry: Mapping[str, Any], images_per_s: float) -> str:
+    """A step's line of metrics in few columns, for beside a bar."""
+    return (
+        f"loss {entry['loss']:.3f} acc {entry['accuracy']:.2f} lr {entry['lr']:.1e} "
+        f"grad {entry['grad_norm']:.3g} {images_per_s:.0f} img/s"
+    )
+
+
+def validation_line(entry: Mapping[str, Any], steps: int) -> str:
+    """A validation's line of metrics as text."""
+    share = entry.get("ema_first_share")
+    first = f"; the average still holds {share:.0%} of its first weights" if share else ""
+    return (
+        f"step {entry['step']}/{steps}: validation loss {entry['val_loss']:.4f}, "
+        f"accuracy {entry['val_accuracy']:.4f}{first}"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vitcli.results import Result
+from vitcli.results import FailedImage, Result
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,19 @@ class TrainSummary:
 
 
 @dataclass(frozen=True)
+class TestScore:
+    """The model that was validated, on images that decided nothing."""
+
+    accuracy: float
+    loss: float
+    images: int
+    lower_bound: float
+    """The accuracy's lower and upper 99.9 % bounds."""
+    upper_bound: float
+    classes: tuple[ClassAccuracy, ...]
+
+
+@dataclass(frozen=True)
 class TrainResult(Result):
     """The answer of `vitcli train-shapes` and `vitcli train`."""
 
@@ -80,3 +93,7 @@ class TrainResult(Result):
     device: str
     processes: int
     config: dict[str, Any]
+    test: TestScore | None = None
+    """With --test alone."""
+    unreadable: tuple[FailedImage, ...] = ()
+    """The images that were left out."""

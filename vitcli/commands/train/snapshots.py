@@ -2,6 +2,7 @@
 
 config.yaml           the model and the run
 metrics.jsonl         one line for each logged step and each validation
+inputs.jsonl          the images, with the side and class of each
 snapshots/step-N/     weights, EMA, optimizer; the directory appears in one rename
 model.safetensors     the weights that were validated, for every --weights
 adapter.safetensors   the low-rank adapters alone, where there are any
@@ -15,11 +16,11 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -30,10 +31,11 @@ from vitcli.commands.train.result import HistoryRow
 from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, install_extra
 from vitcli.files import as_new, atomic_write, sync, try_lock
 
 Tensors = Mapping[str, Tensor]
+Run = TypeVar("Run", bound=ModelConfig)
 OTHER_SNAPSHOT = "remove this snapshot; --resume then continues from the one before"
 
 
@@ -48,6 +50,8 @@ class Snapshot:
     metrics_bytes: int
     """Length of metrics.jsonl then; what is beyond it was never vouched for."""
     folder: Path
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Path -> reason of the images that were left out until then."""
 
     def fit(self, weights: Tensors, ema: bool, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's state dict, once every tensor is known to have its place in the run.
@@ -109,6 +113,10 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def names_reasons(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(x) is str for pair in value.items() for x in pair)
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """A torch file of tensors and plain containers, never code, with every checksum read.
 
@@ -155,6 +163,7 @@ class RunDirectory:
         self.path = path
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
+        self.inputs_file = path / "inputs.jsonl"
         self.snapshots = path / "snapshots"
 
     @contextmanager
@@ -207,8 +216,7 @@ class RunDirectory:
                         f"{self.metrics_file}: is not of a run of this directory",
                         "move it away, or choose another --out",
                     )
-        with atomic_write(self.config_file) as file:
-            file.write(config_yaml(config).encode())
+        self.write_config(config)
 
     @contextmanager
     def _metrics(self, flags: int) -> Iterator[int]:
@@ -232,6 +240,14 @@ class RunDirectory:
             f"{self.metrics_file}: {what}", f"remove {self.path} and start the run again"
         )
 
+    def written_config(self, kind: type[Run]) -> Run:
+        """The config of the run that is here."""
+        return load_config(kind, start=read_saved_config(self.config_file))
+
+    def write_config(self, config: ModelConfig) -> None:
+        with atomic_write(self.config_file) as file:
+            file.write(config_yaml(config).encode())
+
     def check_config(self, config: ModelConfig, may_change: Collection[str] = ()) -> None:
         """Refuse to continue another run than this one.
 
@@ -240,19 +256,23 @@ class RunDirectory:
         Raises:
             VitcliError: the configs differ; the message shows where.
         """
-        saved = load_config(type(config), start=read_saved_config(self.config_file))
-        there = dotted(saved.model_dump(mode="python"))
+        there = dotted(self.written_config(type(config)).model_dump(mode="python"))
         asked = dotted(config.model_dump(mode="python"))
         keys = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
         keys = [key for key in keys if key not in may_change]
+        if there.get("classes") is None:  # of a release that stored no names
+            keys = [key for key in keys if key != "classes"]
         if keys:
             shown = "; ".join(
                 f"{key} is {there.get(key, 'absent')} in the run, {asked.get(key, 'absent')} now"
                 for key in keys
             )
+            longer = asked["train.epochs"] > there["train.epochs"]
             raise VitcliError(
                 f"{self.path}: the config differs: {shown}",
-                "resume without these options, or start another run with another --out",
+                "add --extend: the rest of the cosine is stretched over the new epochs"
+                if keys == ["train.epochs"] and longer
+                else "resume without these options, or start another run with another --out",
             )
 
     def latest(self) -> Snapshot | None:
@@ -275,6 +295,7 @@ class RunDirectory:
                 optimizer=state.pop("optimiser"),
                 metrics_bytes=state.pop("metrics_bytes"),
                 folder=folder,
+                unreadable=state.get("unreadable", {}),
             )
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -338,6 +359,7 @@ class RunDirectory:
         ema: Tensors | None,
         optimizer: dict[str, Any],
         exported: Mapping[str, Tensors],
+        unreadable: Mapping[str, str],
         keep: int = 2,
     ) -> None:
         """Write `exported` (file name -> tensors), the snapshot of `step`, and drop old ones.
@@ -359,7 +381,13 @@ class RunDirectory:
                     save_file(plain_tensors(ema), part / "ema.safetensors")
                 with (part / "trainer.pt").open("wb") as file:
                     torch.save(
-                        {"step": step, "optimiser": optimizer, "metrics_bytes": length}, file
+                        {
+                            "step": step,
+                            "optimiser": optimizer,
+                            "metrics_bytes": length,
+                            "unreadable": dict(unreadable),
+                        },
+                        file,
                     )
                 for written in part.iterdir():
                     as_new(written)
@@ -410,3 +438,37 @@ class RunDirectory:
 def plain_tensors(tensors: Tensors) -> dict[str, Tensor]:
     """On the CPU and contiguous, each with storage of its own, as safetensors wants them."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+TAGS = {
+    "loss": "train/loss",
+    "accuracy": "train/accuracy",
+    "lr": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "val_loss": "val/loss",
+    "val_accuracy": "val/accuracy",
+}
+"""Tag of each value of metrics.jsonl."""
+
+
+def event_writer(folder: Path, resumed_at: int) -> Callable[[dict[str, Any]], None]:
+    """Takes lines of metrics; events after step `resumed_at`, of a run that was cut, are purged.
+
+    Raises:
+        VitcliError: tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise VitcliError(
+            "train.tensorboard needs tensorboard", install_extra("tensorboard")
+        ) from error
+    writer: Any = SummaryWriter(str(folder), purge_step=resumed_at + 1)
+
+    def write(entry: dict[str, Any]) -> None:
+        for key, tag in TAGS.items():
+            if entry.get(key) is not None:
+                writer.add_scalar(tag, entry[key], entry["step"])
+        writer.flush()
+
+    return write

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from vitcli.build import build_encoder
@@ -30,28 +33,84 @@ def with_classifier(config: EncoderConfig, classes: int) -> EncoderConfig:
 
 
 def start_encoder(
-    config: EncoderConfig, train: TrainConfig, source: VisionEncoder | None = None
+    config: EncoderConfig,
+    train: TrainConfig,
+    source: VisionEncoder | None = None,
+    outputs: OutputMap | None = None,
 ) -> VisionEncoder:
-    """A fresh encoder, or one with the weights of `source`; frozen and adapted as told.
+    """A fresh encoder, or one with the weights of `source`; frozen and adapted as configured.
+
+    Args:
+        outputs: which of the source's outputs are classes of this run; without, none is kept.
 
     Raises:
-        VitcliError: the source has other parameters, or adapters cannot go where they are told.
+        VitcliError: the source has other parameters, adapters cannot go where they are to, or
+            a classifier that does not train lacks a class.
     """
     encoder = build_encoder(config, train.seed)
-    if source is not None:
-        copy_weights(source, encoder, keep_head=bool(train.lora.heads))
+    kept = copy_weights(source, encoder, outputs) if source is not None else False
     if train.freeze == "encoder":
         encoder.requires_grad_(False)
         encoder.head.requires_grad_(True)
     if train.lora.heads:
         lora = train.lora
+        whole = kept and outputs is not None and not outputs.new
+        if source is not None and not lora.train_head and not whole:
+            raise VitcliError(
+                f"--lora: the weights have no output for {_lacking(outputs)}",
+                "add --train-head, or name the outputs of the weights with --classes FILE",
+            )
         try:
             seed = derived_seed(train.seed, "adapters")
             adapt_heads(encoder, lora.places(), lora.on, lora.rank, lora.alpha, seed)
         except ValueError as error:
-            raise VitcliError(f"--lora: {error}", "BLOCK:HEAD, both from 1") from error
+            raise VitcliError(f"--lora: {error}", "name another BLOCK:HEAD") from error
         encoder.head.requires_grad_(lora.train_head)
     return encoder
+
+
+def _lacking(outputs: OutputMap | None) -> str:
+    return f"the class {outputs.new[0]}" if outputs and outputs.new else "the classes by name"
+
+
+@dataclass(frozen=True)
+class OutputMap:
+    """The outputs of some weights that are classes of a run, by name."""
+
+    rows: tuple[tuple[int, int], ...]
+    """(output of the weights, class of the run)."""
+    new: tuple[str, ...]
+    """Classes of the run that the weights do not have."""
+    left: tuple[str, ...]
+    """Outputs of the weights that are no class of the run."""
+
+    def line(self) -> str:
+        """What became of the classifier, in a line."""
+        kept = f"{len(self.rows)} of the weights' outputs kept by name"
+        new = f"; new: {shortened(self.new)}" if self.new else ""
+        left = f"; left out: {shortened(self.left)}" if self.left else ""
+        return kept + new + left
+
+
+def map_outputs(given: Sequence[str], classes: Sequence[str]) -> OutputMap:
+    """Which outputs, by their names, are which classes; an empty name is none."""
+    place = {name: index for index, name in enumerate(classes)}
+    rows, used = [], set()
+    for index, name in enumerate(given):
+        if name in place and name not in used:
+            used.add(name)
+            rows.append((index, place[name]))
+    return OutputMap(
+        tuple(rows),
+        tuple(name for name in classes if name not in used),
+        tuple(name for name in given if name and name not in place),
+    )
+
+
+def shortened(names: Sequence[str], most: int = 3) -> str:
+    """The first few names."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
@@ -65,10 +124,11 @@ def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
 
 
 @torch.no_grad()
-def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool = False) -> None:
-    """All of `source` but the classifier, its positions converted to the encoder's grid.
-
-    With `keep_head` a classifier of the same shape is copied too.
+def copy_weights(
+    source: VisionEncoder, encoder: VisionEncoder, outputs: OutputMap | None = None
+) -> bool:
+    """All of `source`, its positions converted to the encoder's grid; of the classifier the
+    outputs that are mapped, never one for its shape alone. Whether any output was kept.
 
     Raises:
         VitcliError: a parameter is missing, left over or of another shape.
@@ -77,10 +137,8 @@ def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool 
     position = encoder.front_end.position.converted(source.front_end.position)
     given |= {f"front_end.position.{key}": value for key, value in position.items()}
     heads = {key for key in (*given, *own) if key.startswith("head.")}
-    same = all(k in given and k in own and given[k].shape == own[k].shape for k in heads)
-    if not (keep_head and same):
-        given = {key: value for key, value in given.items() if key not in heads}
-        own = {key: value for key, value in own.items() if key not in heads}
+    old = {key: given.pop(key) for key in heads & given.keys()}
+    new = {key: own.pop(key) for key in heads & own.keys()}
     missing, left = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
     shapes = [k for k in given.keys() & own.keys() if given[k].shape != own[k].shape]
     for what, names in (("misses", missing), ("has also", left), ("differs in", sorted(shapes))):
@@ -90,7 +148,15 @@ def copy_weights(source: VisionEncoder, encoder: VisionEncoder, keep_head: bool 
                 + (f" and {len(names) - 1} more" if names[1:] else ""),
                 "change the encoder's keys back, or train from fresh weights",
             )
-    encoder.load_state_dict({**encoder.state_dict(), **given})
+    kept = bool(outputs and outputs.rows) and old.keys() == new.keys()
+    kept = kept and all(old[key].shape[1:] == new[key].shape[1:] for key in new)
+    if kept:
+        assert outputs is not None
+        theirs, ours = (list(places) for places in zip(*outputs.rows, strict=True))
+        for key, tensor in new.items():
+            tensor[ours] = old[key][theirs].to(tensor)
+    encoder.load_state_dict({**encoder.state_dict(), **given, **new})
+    return kept
 
 
 def set_threads(encoder: VisionEncoder, threads: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -11,55 +11,41 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
-from vitcli.ui.console import plural, progress, table
+from vitcli.ui.console import Bar, plural, progress, table
 from vitcli.ui.figures import count_along_x
 
+SHOWN = 10
+"""Unreadable images that are listed."""
 ROWS = 10
 """Lines of the history table; each is the mean over the steps since the one before."""
 
 
+class Lines:
+    """A bar on a terminal, a line per tenth of the run elsewhere."""
+
+    def __init__(self, bar: Bar) -> None:
+        self.bar = bar
+        self.tenths = -1
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """`done` of `total` steps are done."""
+        tenth = 10 * done // max(total, 1)
+        if self.bar.live:
+            self.bar(done, total, facts)
+        elif tenth != self.tenths:
+            self.tenths = tenth
+            self.bar.line(f"step {done}/{total}: {facts}")
+
+    def line(self, text: str) -> None:
+        """Something to know."""
+        self.bar.line(text)
+
+
 @contextmanager
-def live() -> Iterator[Callable[[Any], None]]:
-    """A bar on a terminal, else a line per tenth of the run; yields what to call per report."""
-    tenths = -1
+def live() -> Iterator[Lines]:
+    """Shows a run as it goes, on stderr."""
     with progress("") as bar:
-
-        def report_step(report: Any) -> None:
-            nonlocal tenths
-            tenth = 10 * report.step // report.steps
-            if "val_accuracy" in report.entry or (not bar.live and tenth > tenths):
-                tenths = max(tenth, tenths)
-                bar.line(said(report))
-            else:
-                bar(report.step, report.steps, figures(report))
-
-        yield report_step
-
-
-def figures(report: Any) -> str:
-    """A step's figures in few columns, for beside a bar."""
-    entry = report.entry
-    return (
-        f"loss {entry['loss']:.3f} acc {entry['accuracy']:.2f} lr {entry['lr']:.1e} "
-        f"grad {entry['grad_norm']:.3g} {report.images_per_s:.0f} img/s"
-    )
-
-
-def said(report: Any) -> str:
-    """One report as a line."""
-    entry = report.entry
-    place = f"step {report.step}/{report.steps}: "
-    if "val_accuracy" in entry:
-        share = entry.get("ema_first_share")
-        first = f"; the average still holds {share:.0%} of its first weights" if share else ""
-        return (
-            f"{place}validation loss {entry['val_loss']:.4f}, "
-            f"accuracy {entry['val_accuracy']:.4f}{first}"
-        )
-    return (
-        f"{place}loss {entry['loss']:.3f}, accuracy {entry['accuracy']:.2f}, lr {entry['lr']:.2e}, "
-        f"gradient {entry['grad_norm']:.2f}, {report.images_per_s:.0f} images/s"
-    )
+        yield Lines(bar)
 
 
 def tables(result: TrainResult) -> Iterator[str | Table]:
@@ -83,6 +69,18 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
         yield classes_table(summary)
     if result.audit:
         yield audit_table(result)
+    if result.test is not None:
+        test = result.test
+        yield (
+            f"[bold]test[/]: accuracy {test.accuracy:.4f} of {plural(test.images, 'image')}, "
+            f"99.9 % interval {test.lower_bound:.4f} to {test.upper_bound:.4f}"
+        )
+    if result.unreadable:
+        yield f"{plural(len(result.unreadable), 'image')} could not be read and did not train:"
+        for image in result.unreadable[:SHOWN]:
+            yield escape(f"  {image.error}")
+        if len(result.unreadable) > SHOWN:
+            yield f"  and {len(result.unreadable) - SHOWN:,} more (--json lists all)"
     yield verdict_line(summary)
 
 

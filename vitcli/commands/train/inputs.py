@@ -1,0 +1,345 @@
+"""The images of a run: which file trains, validates or tests, and that a resumed run has the same.
+
+An image's side follows from its own name and the seed, so another file beside it moves none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vitcli.commands.train.data import derived_seed
+from vitcli.config.training import ImagesData
+from vitcli.errors import VitcliError
+from vitcli.files import atomic_write, printable
+from vitcli.images.decode import ImageError, decode
+from vitcli.images.folders import ImageFolder, class_order
+from vitcli.images.pool import (
+    MEMORY_BYTES,
+    TIMEOUT_S,
+    Decoded,
+    DecodePool,
+    DecodeWork,
+    available_cpus,
+)
+from vitcli.images.published import EXAMPLE
+from vitcli.images.shards import Entry, content
+
+SIDES = ("train", "val", "test", "unused", "unreadable")
+SHOWN = 3
+"""Names in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An image of the run, or a file of a published set."""
+
+    path: str
+    """Below the folder, with `/`; a shard's member stands below its shard."""
+    size: int
+    side: str
+    """One of SIDES."""
+    label: str
+    """The class; empty for a file of a published set."""
+
+
+@dataclass
+class Inputs:
+    """All images of a run with their sides, and what there is to say about them."""
+
+    classes: tuple[str, ...]
+    images: tuple[Input, ...]
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """Where each path is read."""
+    notes: list[str] = field(default_factory=list)
+    drawn: bool = False
+    """Whether the validation images were drawn from the training ones."""
+
+    def of(self, side: str) -> list[Input]:
+        return [image for image in self.images if image.side == side]
+
+
+def spot(image: Input, seed: int, what: str) -> float:
+    """Where an image stands from 0 to 1 in the draw `what`; its name and the seed decide."""
+    return derived_seed(seed, what, image.path) / 2**63
+
+
+def held_out(images: Sequence[Input], fraction: float, seed: int) -> tuple[list[Input], list[str]]:
+    """The images with about `fraction` of them on the side `val`, and what cannot be held out.
+
+    Every class of two images or more has at least one on each side: where the draw leaves one
+    side empty, the image nearest to it goes there.
+    """
+    by_class: dict[str, list[Input]] = defaultdict(list)
+    for image in images:
+        by_class[image.label].append(image)
+    val: set[str] = set()
+    single = []
+    for label, own in by_class.items():
+        if len(own) < 2:
+            single.append(label)
+            continue
+        own.sort(key=lambda image: (spot(image, seed, "held out"), image.path))
+        count = sum(spot(image, seed, "held out") < fraction for image in own)
+        val.update(image.path for image in own[: min(max(count, 1), len(own) - 1)])
+    sides = [replace(image, side="val" if image.path in val else "train") for image in images]
+    return sides, class_order(single)
+
+
+def assign(folder: ImageFolder, data: ImagesData, seed: int, test: bool = False) -> Inputs:
+    """A side for every image of a folder, by its splits or by the draw.
+
+    Args:
+        test: a test split is wanted at the end, so nothing else may use it.
+
+    Raises:
+        VitcliError: nothing to train or to validate on.
+    """
+    where = printable(folder.folder)
+    notes = folder.lines()
+    entries, labeled = {}, []
+    split_of = {}
+    for item in folder.items:
+        if item.label is None or item.split in ("unlabeled", "other"):
+            continue
+        entries[item.entry.name] = item.entry
+        split_of[item.entry.name] = item.split
+        labeled.append(Input(item.entry.name, _size(item.entry), "train", item.label))
+    if not labeled:
+        raise VitcliError(f"{where}: its images have no classes", EXAMPLE)
+    groups = {
+        split: [image for image in labeled if split_of[image.path] == split]
+        for split in ("train", "val", "test", None)
+    }
+    train, val, tests = groups["train"] or groups[None], groups["val"], groups["test"]
+    if not train:
+        raise VitcliError(f"{where}: there is no training split with classes", EXAMPLE)
+    if not val and tests and not test:
+        notes.append(
+            "validation on the test split: there is no other (--test keeps it for the end)"
+        )
+        val, tests = tests, []
+    if not tests and test:
+        raise VitcliError(f"{where}: there is no test split for --test", "leave --test out")
+    single: list[str] = []
+    if val:
+        sides = train + [replace(image, side="val") for image in val]
+    else:
+        sides, single = held_out(train, data.val_fraction, seed)
+        held = sum(image.side == "val" for image in sides)
+        notes.append(f"held out for validation: {held:,} of {len(train):,} images")
+    sides += [replace(image, side="test") for image in tests]
+    found = Inputs(folder.classes, tuple(sides), entries, notes, drawn=not val)
+    if not found.of("val"):
+        raise VitcliError(f"{where}: {len(train)} images are too few to hold some out", EXAMPLE)
+    for side, what in (("train", "training"), ("val", "validation")):
+        missing = class_order(set(found.classes) - {image.label for image in found.of(side)})
+        if missing:
+            reason = " (a class of one image trains)" if single and side == "val" else ""
+            notes.append(f"without a {what} image: {_names(missing)}{reason}")
+    return found
+
+
+def limited(images: Sequence[Input], limit: int, seed: int) -> tuple[Input, ...]:
+    """At most `limit` training images, drawn by their names; the rest is unused."""
+    train = [image for image in images if image.side == "train"]
+    train.sort(key=lambda image: (spot(image, seed, "limit"), image.path))
+    kept = {image.path for image in train[:limit]}
+    return tuple(
+        image if image.side != "train" or image.path in kept else replace(image, side="unused")
+        for image in images
+    )
+
+
+def _size(entry: Entry) -> int:
+    try:
+        return entry.size if entry.offset >= 0 else Path(entry.source).stat().st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def _names(names: Iterable[str]) -> str:
+    """The first few of some names, as text."""
+    names = list(names)
+    shown = ", ".join(map(printable, names[:SHOWN]))
+    return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+
+
+def published_files(path: Path) -> tuple[Input, ...]:
+    """The files of a published set, for a resumed run to know them again."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return tuple(
+        Input(str(file.relative_to(path)), file.stat().st_size, "unused", "") for file in files
+    )
+
+
+def same_inputs(
+    stored: Inputs, now: Inputs, folder: str, accept_new: bool = False, limit: int | None = None
+) -> Inputs:
+    """The stored sides for the files that are there now.
+
+    Args:
+        accept_new: new files of known classes train, everything else stays where it was.
+
+    Raises:
+        VitcliError: files were added, removed, moved, renamed or changed.
+    """
+    before = {image.path: image for image in stored.images}
+    after = {image.path: image for image in now.images}
+    added = [after[path] for path in after if path not in before]
+    removed = [before[path] for path in before if path not in after]
+    changed = [
+        path
+        for path, image in after.items()
+        if path in before and (image.size, image.label) != (before[path].size, before[path].label)
+    ]
+    added, removed, moved, renamed = _pairs(added, removed)
+    hint = "restore the files, or start another run with another --out"
+    lists = [
+        ("removed", [image.path for image in removed]),
+        ("moved", moved),
+        ("renamed", renamed),
+        ("changed", changed),
+    ]
+    if not accept_new:
+        lists.insert(0, ("added", [image.path for image in added]))
+    wrong = [f"{len(names):,} {what} ({_names(names)})" for what, names in lists if names]
+    if wrong:
+        if added and not accept_new and len(wrong) == 1:
+            hint = "remove them, or add --accept-new-data: they train, and every old file stays"
+        raise VitcliError(
+            f"{printable(folder)}: the images are not those of the run: {', '.join(wrong)}", hint
+        )
+    strange = class_order({image.label for image in added} - set(stored.classes))
+    if strange:
+        raise VitcliError(
+            f"{printable(folder)}: the run does not know the class {_names(strange)}",
+            "start another run: vitcli train DATA --weights RUN --out DIR",
+        )
+    # What the folder keeps for validation or test stays unseen, new files there included.
+    trains = {"train", "val"} if now.drawn else {"train"}
+    room = len(added) if limit is None else max(0, limit - len(stored.of("train")))
+    new = []
+    for image in added:
+        side = "train" if image.side in trains and room > 0 else "unused"
+        room -= side == "train"
+        new.append(replace(image, side=side))
+    notes = list(now.notes)
+    if new:
+        count = Counter(image.side for image in new)
+        notes.append(f"new files: {count['train']:,} train, {count['unused']:,} stay unused")
+    return replace(now, classes=stored.classes, images=(*stored.images, *new), notes=notes)
+
+
+def _pairs(
+    added: list[Input], removed: list[Input]
+) -> tuple[list[Input], list[Input], list[str], list[str]]:
+    """What was added and removed, without the files that only moved or have another name."""
+    moved: list[str] = []
+    renamed: list[str] = []
+    by_size: dict[int, list[Input]] = defaultdict(list)
+    for image in added:
+        by_size[image.size].append(image)
+    rest = []
+    for old in removed:
+        alike = by_size[old.size]
+        named = [new for new in alike if Path(new.path).name == Path(old.path).name]
+        beside = [new for new in alike if Path(new.path).parent == Path(old.path).parent]
+        found = next(iter(named or beside), None)
+        if found is None:
+            rest.append(old)
+            continue
+        alike.remove(found)
+        (moved if named else renamed).append(f"{old.path} to {found.path}")
+    left = [image for images in by_size.values() for image in images]
+    return sorted(left, key=lambda image: image.path), rest, moved, renamed
+
+
+def write_inputs(path: Path, inputs: Inputs) -> None:
+    """A line of the classes, then one per image: path, size, side, class."""
+    with atomic_write(path) as file:
+        file.write(json.dumps({"classes": inputs.classes}).encode() + b"\n")
+        for image in inputs.images:
+            row = [image.path, image.size, image.side, image.label]
+            file.write(json.dumps(row).encode() + b"\n")
+
+
+def read_inputs(path: Path) -> Inputs | None:
+    """What `write_inputs` wrote; None where a run has no list.
+
+    Raises:
+        VitcliError: it is not such a list.
+    """
+    try:
+        with path.open("rb") as file:
+            classes = json.loads(file.readline())["classes"]
+            images = tuple(_row(json.loads(line)) for line in file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise VitcliError(
+            f"{printable(path)}: is not a run's list of inputs",
+            "start another run with another --out",
+        ) from error
+    if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise VitcliError(
+            f"{printable(path)}: has no class names", "start another run with another --out"
+        )
+    return Inputs(tuple(classes), images)
+
+
+def _row(values: object) -> Input:
+    if not isinstance(values, list) or [type(value) for value in values] != [str, int, str, str]:
+        raise ValueError("not an input")
+    found = Input(*values)
+    if found.side not in SIDES:
+        raise ValueError("not a side")
+    return found
+
+
+def repeats(folder: ImageFolder, inputs: Inputs) -> list[str]:
+    """What to say about files of the same bytes in two classes or on two sides."""
+    side_of = {image.path: image.side for image in inputs.images}
+    items = [replace(item, split=side_of.get(item.entry.name)) for item in folder.items]
+    pairs = replace(folder, items=tuple(item for item in items if item.split)).shared()
+    notes = []
+    for what, key in (("classes", "label"), ("splits", "split")):
+        found = [pair for pair in pairs if getattr(pair[0], key) != getattr(pair[1], key)]
+        if found:
+            names = _names(f"{one.entry.name} = {other.entry.name}" for one, other in found)
+            notes.append(f"the same file in two {what}: {len(found):,} ({names})")
+    return notes
+
+
+def unreadable(
+    inputs: Inputs, report: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, str]:
+    """Decodes every image that the run uses, in all cores; path -> reason of those that fail.
+
+    `report` is told how many are done, of how many.
+    """
+    used = [image for image in inputs.images if image.side in ("train", "val", "test")]
+    cpus = available_cpus()
+    bad = {}
+    work = DecodeWork(memory_bytes=MEMORY_BYTES)
+    with DecodePool(work, cpus, TIMEOUT_S, 4 * cpus, check_entry) as pool:
+        answers = pool.decode(inputs.entries[image.path] for image in used)
+        for done, (image, answer) in enumerate(zip(used, answers, strict=True), 1):
+            if answer.code != "ok":
+                bad[image.path] = answer.error
+            report(done, len(used))
+    return bad
+
+
+def check_entry(entry: Entry, work: DecodeWork) -> Decoded:
+    """Decode an image and keep nothing of it; runs in a process of its own."""
+    if entry.code:
+        return Decoded(code=entry.code, error=entry.error)
+    try:
+        decode(content(entry), name=entry.name)
+        return Decoded()
+    except ImageError as error:
+        return Decoded(code=error.code, error=error.message)
