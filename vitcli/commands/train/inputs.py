@@ -15,6 +15,7 @@ from vitcli.commands.train.data import derived_seed
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, printable
+from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import ImageFolder, class_order
 from vitcli.images.pool import (
