@@ -127,7 +127,8 @@ def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     return json.loads(result.stdout) if code == 0 else {"error": result.stderr}
 
 
-def test_files_of_fashion_mnist(tmp_path: Path) -> None:
+def test_files_in_the_format_of_mnist(tmp_path: Path) -> None:
+    """Their labels are not Fashion-MNIST's, whatever the folder is called."""
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -138,7 +139,7 @@ def test_files_of_fashion_mnist(tmp_path: Path) -> None:
         write_idx(folder / f"{half}-images-idx3-ubyte.gz", images)
         write_idx(folder / f"{half}-labels-idx1-ubyte.gz", labels)
     said = answer(folder, *SMALL, "--limit", "30", "--k", "3")
-    assert said["classes"] == ["T-shirt/top", "Trouser"]
+    assert said["classes"] == ["0", "1"]
     assert said["protocol"] == "learned from 30 images, tested on 20 others"
     assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]
 

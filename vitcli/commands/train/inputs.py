@@ -18,14 +18,7 @@ from vitcli.files import atomic_write, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import ImageFolder, class_order
-from vitcli.images.pool import (
-    MEMORY_BYTES,
-    TIMEOUT_S,
-    Decoded,
-    DecodePool,
-    DecodeWork,
-    available_cpus,
-)
+from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.images.published import EXAMPLE
 from vitcli.images.shards import Entry, content
 
