@@ -29,7 +29,7 @@ from vitcli.config.request import (
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines import AUTO, check_engine
-from vitcli.engines.engine import Runner
+from vitcli.engines.engine import Runner, faster_way
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, decode, from_pillow
 from vitcli.images.preprocess import preprocess
@@ -188,6 +188,11 @@ class Model:
     def engine(self) -> str:
         """What runs the encoder, one of `vitcli.engines.ENGINES` (auto until it has chosen)."""
         return self.runner.name
+
+    @property
+    def faster_way(self) -> str:
+        """How to run it much faster here than in float32 on this device; empty where nothing is."""
+        return faster_way(self.device, self.dtype)
 
     def choose_engine(self, batch: int = AT_ONCE) -> str:
         """Settle `--engine auto` by a trial on batches of this size; the choice in words."""

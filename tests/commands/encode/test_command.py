@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitcli.build import build_encoder
+from vitcli.checkpoints.save import save_snapshot
 from vitcli.cli import Program, app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
@@ -134,6 +136,7 @@ def test_vectors_are_the_last_tokens(photo: Path, tmp_path: Path, suffix: str) -
     kinds = "cls,patch,register,pooled"
     run(photo, photo, "--registers", "2", "--out", out, "--tokens", kinds)
     read = dict(np.load(out)) if suffix == ".npz" else safetensors.numpy.load_file(out)
+    read = {name: array for name, array in read.items() if array.dtype.kind == "f"}
     assert {kind: array.shape for kind, array in read.items()} == {
         "cls": (2, 24),
         "patch": (2, 4, 24),
@@ -154,7 +157,52 @@ def test_npy_holds_one_kind(photo: Path, tmp_path: Path) -> None:
     run(photo, "--out", tmp_path / "a.npy")
     assert np.load(tmp_path / "a.npy").shape == (1, 24)
     result = run(photo, "--out", tmp_path / "b.npy", "--tokens", "cls,patch", code=2)
-    assert ".npy holds one" in result.stderr and not (tmp_path / "b.npy").exists()
+    assert ".npy file holds one" in result.stderr and not (tmp_path / "b.npy").exists()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".npy"])
+def test_vectors_keep_their_names_where_a_file_is_broken(
+    photo: Path, tmp_path: Path, suffix: str
+) -> None:
+    broken, other = tmp_path / "a, broken.png", tmp_path / "other.png"
+    broken.write_bytes(b"no image")
+    other.write_bytes(photo.read_bytes())
+    out = tmp_path / f"vectors{suffix}"
+    run(photo, broken, other, "--out", out, code=1)
+    if suffix == ".npz":
+        read = np.load(out, allow_pickle=False)
+        names, failed, rows = list(read["paths"]), list(read["failed_paths"]), read["pooled"]
+        assert "not an image" in read["failed_errors"][0]
+    elif suffix == ".safetensors":
+        with safetensors.safe_open(out, "np") as file:
+            metadata, rows = file.metadata(), file.get_tensor("pooled")
+        names = json.loads(metadata["paths"])
+        failed = [path for path, _ in json.loads(metadata["failed"])]
+    else:
+        with out.with_suffix(".csv").open(newline="") as file:
+            table = list(csv.DictReader(file))
+        names = [row["path"] for row in table if row["row"]]
+        failed = [row["path"] for row in table if row["error"]]
+        rows = np.load(out)
+    assert names == [str(photo), str(other)] and failed == [str(broken)]
+    assert rows.shape == (2, 24)
+
+
+def test_an_encoder_with_a_hole_says_where_it_begins(photo: Path, tmp_path: Path) -> None:
+    encoder = build_encoder(CONFIG.encoder)
+    with torch.no_grad():
+        encoder.vit.blocks[1].feed_forward.fc2.bias[3] = float("nan")
+    save_snapshot(tmp_path / "broken", CONFIG, encoder)
+    weights = ("--weights", tmp_path / "broken")
+    out, drawn = tmp_path / "v.npz", tmp_path / "map.png"
+    result = runner.invoke(app, ["encode", str(photo), *map(str, weights), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["not_finite_from"] == "block 2"
+    assert "not finite (NaN or infinity, from block 2 on" in result.stderr
+    for more in (["--out", out], ["--map", drawn]):
+        done = runner.invoke(app, ["encode", str(photo), *map(str, [*weights, *more])])
+        assert done.exit_code == 1 and "from block 2 on" in done.stderr
+    assert not out.exists() and not drawn.exists()
 
 
 @pytest.mark.parametrize(
@@ -162,9 +210,9 @@ def test_npy_holds_one_kind(photo: Path, tmp_path: Path) -> None:
     [
         (["--tokens", "cls"], "--out"),
         (["--out", "x.npz", "--tokens", "patches"], "unknown kind"),
-        (["--out", "x.npz", "--tokens", "register"], "has none"),
+        (["--out", "x.npz", "--tokens", "register"], "does not have them"),
         (["--out", "x.csv"], ".safetensors"),
-        (["--out", "missing/x.npz"], "no folder"),
+        (["--out", "missing/x.npz"], "the folder is missing"),
         (["--plot", "x.gif"], ".png"),
         (["--preset", "vit-b61"], "vit-b16"),
         (["--device", "tpu"], "--device tpu: unknown"),

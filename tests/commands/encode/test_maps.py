@@ -58,8 +58,10 @@ def test_a_picture_is_drawn_for_images_of_any_shape(photos: list[str], tmp_path:
     assert str(file) in result.stderr
 
 
-@pytest.mark.parametrize(("layer", "index"), [(-1, 5), (0, 0), (3, 3)])
-def test_sheets_hold_the_tokens_of_the_layer(photos: list[str], layer: int, index: int) -> None:
+@pytest.mark.parametrize(("layer", "index"), [(None, 5), (-1, 4), (0, 0), (3, 3)])
+def test_sheets_hold_the_tokens_of_the_layer(
+    photos: list[str], layer: int | None, index: int
+) -> None:
     loaded = model()
     features = FeatureCollector(layer, "2,7")
     analysis.encode(loaded, photos, around=features)
@@ -98,7 +100,7 @@ def test_the_figure_shows_the_colors_on_the_pixels_of_their_patches(photos: list
     [
         (["--map-query", "0,0"], "--map"),
         (["--layer", "2"], "--map"),
-        (["--map", "x.png", "--layer", "6"], "-1 is the last"),
+        (["--map", "x.png", "--layer", "6"], "-1 for the last"),
         (["--map", "x.png", "--map-query", "9,0"], "4 rows and 4 columns"),
         (["--map", "x.jpeg"], ".png"),
     ],

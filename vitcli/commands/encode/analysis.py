@@ -16,6 +16,7 @@ from vitcli.commands.encode.vectors import check_tokens
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.measures import all_finite
 from vitcli.model import Color, Model, Pictures, as_model, picture_list
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points
@@ -68,7 +69,8 @@ def encode(
     axis is `result.images`. Images that cannot be read are in `result.failed`.
 
     Raises:
-        VitcliError: a kind of token that this encoder does not have, or that differ in number.
+        VitcliError: a kind of token that this encoder does not have, or that differ in number;
+            vectors are asked for that are not finite.
     """
     model = as_model(model)
     pictures = picture_list(images)
@@ -76,9 +78,14 @@ def encode(
     failed: list[FailedImage] = []
     encoded: list[EncodedImage] = []
     vectors: dict[str, list[np.ndarray]] = {kind: [] for kind in tokens}
+    names = [*(name for name, _ in layer_points(model.encoder)), *ENDS]
+    hole = len(names)
     for batch in image_batches(model, pictures, background, failed):
         with around(model, batch):
-            rows, output = _run(model, batch)
+            rows, output, first = _run(model, batch)
+        hole = min(hole, len(names) if first is None else first)
+        if hole < len(names) and tokens:
+            raise not_finite(model, names[hole])
         for index, (item, layers) in enumerate(zip(batch, rows, strict=True)):
             encoded.append(_image(model, item, layers, output, index))
         for kind in tokens:
@@ -89,18 +96,46 @@ def encode(
         engine=model.engine,
         images=tuple(encoded),
         failed=tuple(failed),
+        not_finite_from=names[hole] if hole < len(names) else None,
     )
     return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
+
+
+ENDS = ("pooled vector", "head output")
+"""What comes after the last layer."""
+
+
+def not_finite(model: Model, layer: str) -> VitcliError:
+    """The error that says where NaN or infinities begin, and the way out."""
+    low = model.dtype_name in ("float16", "bfloat16")
+    return VitcliError(
+        f"{model.name}: values are not finite (NaN or infinity, from {layer} on, weights: "
+        f"{model.weights})",
+        "--dtype float32" if low else "check the weights; `vitcli encode` shows each layer's norms",
+        exit_code=1,
+    )
 
 
 @torch.inference_mode()
 def _run(
     model: Model, batch: Sequence[Prepared]
-) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput]:
-    """The layer table of each image, and the encoder's output."""
+) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput, int | None]:
+    """The layer table of each image, the encoder's output, and the first layer with a hole.
+
+    Layers count as in `layer_points`, then ENDS.
+    """
     table = NormTable(model.encoder.prefix_tokens, model.config.encoder.cls_token)
-    output = model.runner(stacked(model, batch), table.observe)
-    return table.rows([name for name, _ in layer_points(model.encoder)]), output
+    finite: list[bool] = []
+
+    def observe(tokens: Tensor) -> None:
+        finite.append(all_finite(tokens))
+        table.observe(tokens)
+
+    output = model.runner(stacked(model, batch), observe)
+    names = [name for name, _ in layer_points(model.encoder)]
+    finite += [part is None or all_finite(part) for part in (output.pooled, output.output)]
+    first = finite.index(False) if False in finite else None
+    return table.rows(names), output, first
 
 
 class NormTable:

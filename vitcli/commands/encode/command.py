@@ -34,7 +34,7 @@ def encode(
         list[str] | None,
         typer.Argument(
             metavar="PATH",
-            help="Images; without any, a built-in picture. Folders are for `vitcli embed`.",
+            help="Images; without any, a built-in image. Folders are for `vitcli embed`.",
         ),
     ] = None,
     *,
@@ -79,7 +79,11 @@ def encode(
     layer: Annotated[
         int | None,
         typer.Option(
-            "--layer", metavar="N", help="The layer that --map draws, as in the table; the last."
+            "--layer",
+            metavar="N",
+            help="Layer that --map draws: 0 is the input of the first block, N the output of block "
+            "N, -1 the last.",
+            show_default="after the final norm",
         ),
     ] = None,
     output: Output,
@@ -104,15 +108,15 @@ def encode(
     check_figure_file(map_file)
     if map_file is None and (map_query is not None or layer is not None):
         raise VitcliError(
-            f"{'--layer' if map_query is None else '--map-query'} says what --map draws",
-            "add --map features.png",
+            f"{'--layer' if map_query is None else '--map-query'}: --map is missing",
+            "--map features.png",
         )
     if map_file and engine == AUTO:
         raise VitcliError("--engine auto: does not support --map", "--engine eager")
     if map_file and engine:
         check_engine(engine, hooks="--map")
     if tokens and not out:
-        raise VitcliError("--tokens says what --out writes", "add --out vectors.npz")
+        raise VitcliError("--tokens: --out is missing", "--out vectors.npz")
     kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []
     if out:
         check_vector_file(Path(out), kinds)
@@ -121,7 +125,7 @@ def encode(
         from vitcli.config.load import config_yaml
 
         return answer_text(config_yaml(request.fresh_config()))
-    if request.weights is None:  # a bad config is told before torch is loaded
+    if request.weights is None:  # a bad config is an error before torch is loaded
         check_tokens(request.fresh_config(), kinds)
     from vitcli.ui.options import parse_color
 
@@ -146,7 +150,7 @@ def encode(
         note(choice)
     if out and not kinds:
         kinds = ["pooled" if loaded.config.encoder.pooling != "none" else "patch"]
-    features = FeatureCollector(-1 if layer is None else layer, map_query)
+    features = FeatureCollector(layer, map_query)
     with progress("encoding") as advance:
         result, vectors = analysis.encode(
             loaded,
@@ -156,14 +160,22 @@ def encode(
             advance=advance,
             around=features if map_file else analysis.nothing_around,
         )
+    hole = result.not_finite_from
+    if hole is not None:
+        problem = analysis.not_finite(loaded, hole)
+        warn(f"{problem.message}; {problem.hint}")
     if loaded.fresh and result.images:
         note("fresh weights: the numbers describe the architecture, not the image")
+    if loaded.faster_way:
+        note(loaded.faster_way)
     for failure in result.failed:
         warn(failure.error)
     if out and result.images:
-        write_vectors(Path(out), vectors)
-        note(f"wrote {', '.join(kinds)} of {plural(len(result.images), 'image')} to {out}")
-    if map_file and result.images:
+        paths = [image.path for image in result.images]
+        written = write_vectors(Path(out), vectors, paths, result.failed)
+        files = " and ".join(map(str, written))
+        note(f"wrote {', '.join(kinds)} of {plural(len(result.images), 'image')} to {files}")
+    if map_file and result.images and hole is None:
         from vitcli.commands.encode.view import map_figure
 
         what = f"the features of {plural(len(features.pictures), 'image')}"
@@ -178,7 +190,7 @@ def encode(
         from vitcli.commands.encode.view import tables
 
         show(result, output.form, lambda result: tables(result, every))
-    if result.failed:
+    if result.failed or hole is not None:
         raise typer.Exit(1)
 
 

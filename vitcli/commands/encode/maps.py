@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.attention.reductions import patch_index
-from vitcli.errors import VitcliError
+from vitcli.config.request import layer_index
 from vitcli.images.patches import Box, FeatureSheet, grid_box, patch_box
 from vitcli.inference import Prepared
 from vitcli.model import Model
@@ -81,20 +81,6 @@ def cosines_to(vector: Tensor, image: Tensor) -> Tensor:
     return F.cosine_similarity(image.double().cpu(), vector.double().cpu(), dim=-1)
 
 
-def layer_index(layer: int, names: Sequence[str]) -> int:
-    """A row of the layer table, from 0 (the first block's input); -1 is the last.
-
-    Raises:
-        VitcliError: there is no such layer.
-    """
-    if not -len(names) <= layer < len(names):
-        raise VitcliError(
-            f"--layer {layer}: there is no such layer",
-            f"0 is the input, {len(names) - 1} is {names[-1]}, -1 is the last",
-        )
-    return layer % len(names)
-
-
 MOST_SHEETS = 24
 """Images drawn in one figure; the colors are fitted over all."""
 
@@ -103,10 +89,11 @@ MOST_SHEETS = 24
 class FeatureCollector:
     """Around each forward pass of `encode`: keeps the patch tokens of one layer of each image.
 
+    `layer` counts as in `layer_index`; None is what the encoder gives, after its final norm.
     `query` is "ROW,COL" of a patch of the first image, or None.
     """
 
-    layer: int = -1
+    layer: int | None = None
     query: str | None = None
     pictures: list[object] = field(default_factory=list)
     """The Pillow images that `FeatureSheet.image` counts, at most MOST_SHEETS."""
@@ -120,7 +107,8 @@ class FeatureCollector:
     @contextmanager
     def __call__(self, model: Model, batch: Sequence[Prepared]) -> Iterator[None]:
         points = layer_points(model.encoder)
-        name, module = points[layer_index(self.layer, [name for name, _ in points])]
+        depth = model.config.encoder.depth
+        name, module = points[-1 if self.layer is None else layer_index(self.layer, depth)]
         grid = model.encoder.front_end.grid(batch[0].pixels)
         if self.query is not None and not self._tokens:
             patch_index(self.query, grid)

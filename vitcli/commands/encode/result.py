@@ -43,6 +43,8 @@ class EncodeResult(Result):
 
     model: ModelInfo
     engine: str
-    """What ran the encoder: eager, compile or onnx."""
+    """What ran the encoder, one of `vitcli.engines.ENGINES`."""
     images: tuple[EncodedImage, ...]
     failed: tuple[FailedImage, ...]
+    not_finite_from: str | None = None
+    """The layer from which on tokens hold NaN or infinities, None where all are finite."""

@@ -23,6 +23,8 @@ def shape(sizes: tuple[int, ...]) -> str:
 def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
     """What was read, the shapes, and a table of layers for each image."""
     model = result.model
+    if result.not_finite_from is not None:
+        yield f"[bold red]values are not finite from {result.not_finite_from} on[/]"
     yield (
         f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters "
         f"({model.parameters:,}), {model.depth} blocks, {model.hidden} hidden, "
@@ -72,7 +74,7 @@ def thinned(layers: tuple[LayerNorms, ...], every: int) -> list[LayerNorms]:
 
 
 def figure(result: EncodeResult) -> Any:
-    """Norms and CLS cosine against depth, one line an image."""
+    """Norms and CLS cosine against depth, a line per image."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(9, 3.6), layout="constrained")
@@ -106,7 +108,7 @@ def figure(result: EncodeResult) -> Any:
 
 
 def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
-    """A row an image: the picture, its principal components as colors, the cosines if any."""
+    """A row per image: the picture, its principal components as colors, the cosines if any."""
     from matplotlib.figure import Figure
 
     heights = [pictures[s.image].height / pictures[s.image].width * 3.2 + 0.45 for s in sheets]
