@@ -30,8 +30,9 @@ PREFERRED = ("teacher", "image_tower", "model_ema")
 """Where a file has two towers of one kind, the one whose prefix has one of these is read."""
 LANGUAGE = (
     *("language_model", "text_model", "text", "lm_head", "embed_tokens", "mtp", "talker"),
-    *("text_projection", "layers", "llm", "decoder", "thinker", "transformer"),
+    *("text_projection", "llm", "token_embedding", "score"),
 )
+"""Parts of names that say that a tensor is the language model's."""
 
 
 @dataclass(frozen=True)
@@ -334,8 +335,8 @@ def summary(names: Iterable[str]) -> tuple[str, ...]:
 
 def _part(name: str) -> str:
     parts = name.split(".")
-    if any(part in LANGUAGE for part in parts[:4]):
-        return "language model"
-    while len(parts) > 1 and parts[0] in ("model", "module", "_orig_mod", "base_model"):
+    while len(parts) > 1 and parts[0] in ("model", "module", "_orig_mod", "base_model", "thinker"):
         parts = parts[1:]
+    if parts[0] in ("layers", "norm", "decoder") or set(parts[:3]) & set(LANGUAGE):
+        return "language model"
     return parts[0]

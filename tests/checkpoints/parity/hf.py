@@ -94,7 +94,7 @@ def qwen(model: nn.Module, pixels: Tensor) -> Outputs:
     cells = torch.arange(rows * columns).reshape(rows // 2, 2, columns // 2, 2)
     order = cells.transpose(1, 2).flatten()  # raster index of each token in merge order
     merge_order = order.reshape(-1, 4)
-    if isinstance(model, Qwen2_5_VisionTransformerPretrainedModel):
+    if hasattr(config, "window_size"):
         window = config.window_size // 2 // patch
         at = torch.arange(rows // 2 * (columns // 2)).reshape(rows // 2, columns // 2)
         tiles = [

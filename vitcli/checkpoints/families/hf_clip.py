@@ -53,6 +53,7 @@ CLIP = Family(
     preprocess=processor("CLIPImageProcessor"),
     signature=("pre_layrnorm.weight", BLOCK + "self_attn.q_proj.weight"),  # spelled so
     prefixes=("", "vision_model."),
+    aliases=((r"^encoder\.layer\.", "encoder.layers."),),  # AltCLIP as transformers 5 writes it
     renames={
         "front_end.projection": "embeddings.patch_embedding",
         "front_end.prefix.cls": rows("embeddings.class_embedding"),

@@ -307,7 +307,7 @@ def train(
         ),
     ] = None,
     *,
-    options: Annotated[TrainOptions, Without(("adapter",))],
+    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
     download: Annotated[
         bool, data_option("--download", help="Fetch a published set (data.kind) into DATA.")
     ] = False,
@@ -388,7 +388,7 @@ def train(
 @one_voice()
 def train_shapes(
     *,
-    options: Annotated[TrainOptions, Without(("adapter",))],
+    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
     difficulty: Annotated[
         float | None,
         typer.Option("--difficulty", metavar="0..1", help="Rotation, low contrast and noise."),
