@@ -14,7 +14,12 @@ from vitcli.config import variants
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.variants import Spec
 from vitcli.errors import VitcliError
-from vitcli.nn.attention import ATTENDS, QKV_PROJECTIONS, MultiHeadSelfAttention
+from vitcli.nn.attention import (
+    ATTENDS,
+    QKV_PROJECTIONS,
+    ChannelAttention,
+    MultiHeadSelfAttention,
+)
 from vitcli.nn.block import (
     ACTIVATIONS,
     BLOCKS,
@@ -25,7 +30,7 @@ from vitcli.nn.block import (
     PerHeadNorm,
 )
 from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
-from vitcli.nn.masks import CausalMask, Mask, NoMask, WindowMask
+from vitcli.nn.masks import CausalMask, Mask, NeighborhoodMask, NoMask, WindowMask
 from vitcli.nn.parameters import initialize
 from vitcli.nn.pooling import (
     ClsMeanPooling,
@@ -45,6 +50,7 @@ from vitcli.nn.positions import (
     LearnedPosition,
     LearnedRopePosition,
     NoPosition,
+    RelativePosition,
     RopePosition,
     SinCosPosition,
 )
@@ -69,22 +75,33 @@ def _rope(c: EncoderConfig) -> RopePosition:
         rope.layout,
         rope.reference_grid,
         rope.periods,
+        rope.offset,
+        rope.first_axis,
+    )
+
+
+def _relative(c: EncoderConfig) -> NoPosition:
+    dtype = torch.float32 if c.position_table.resize_dtype == "float32" else None
+    return RelativePosition(
+        c.heads, c.depth, c.grid, c.prefix_tokens, c.position_table.resize, dtype
     )
 
 
 def _map_pooling(c: EncoderConfig) -> nn.Module:
-    feed_forward = FEED_FORWARDS["plain"](c.hidden, c.mlp_hidden, ACTIVATIONS[c.activation]())
-    return MapPooling(c.hidden, c.heads, _norm(c), feed_forward)
+    feed_forward = FEED_FORWARDS["plain"](
+        c.hidden, c.pool_mlp_hidden or c.mlp_hidden, ACTIVATIONS[c.activation]()
+    )
+    return MapPooling(c.hidden, c.pool_heads or c.heads, _norm(c), feed_forward)
 
 
-def _out(c: EncoderConfig) -> int:
-    assert c.head_out is not None  # the schema refuses such a config
-    return c.head_out
+def _set(value: int | None) -> int:
+    assert value is not None  # the schema refuses such a config
+    return value
 
 
 def _window(c: EncoderConfig) -> Mask:
-    assert c.attention.window is not None  # the schema refuses such a config
-    return WindowMask(c.attention.window, [block - 1 for block in c.attention.full_blocks])
+    a = c.attention
+    return WindowMask(_set(a.window), [block - 1 for block in a.full_blocks], a.shift or 0)
 
 
 POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
@@ -93,12 +110,14 @@ POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "rope2d": _rope,
     "learned+rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_rope(c)), c),
     "alibi2d": lambda c: AlibiPosition(c.heads),
+    "relative2d": _relative,
     "none": lambda c: NoPosition(),
 }
 MASKS: dict[str, Callable[[EncoderConfig], Mask]] = {
     "none": lambda c: NoMask(),
     "causal": lambda c: CausalMask(),
     "window": _window,
+    "neighborhood": lambda c: NeighborhoodMask(_set(c.attention.neighbors)),
 }
 POOLINGS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "cls": lambda c: ClsPooling(),
@@ -109,12 +128,12 @@ POOLINGS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
 }
 HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "none": lambda c: NoHead(),
-    "linear": lambda c: LinearHead(c.pooled_width, _out(c)),
-    "projection": lambda c: LinearHead(c.pooled_width, _out(c), bias=False),
+    "linear": lambda c: LinearHead(c.pooled_width, _set(c.head_out)),
+    "projection": lambda c: LinearHead(c.pooled_width, _set(c.head_out), bias=False),
     "tanh": lambda c: TanhHead(c.pooled_width),
-    "tanh_linear": lambda c: TanhLinearHead(c.pooled_width, _out(c)),
-    "distilled": lambda c: DistilledHead(c.hidden, _out(c)),
-    "merger": lambda c: MergerHead(c.hidden, _out(c), _norm(c)),
+    "tanh_linear": lambda c: TanhLinearHead(c.pooled_width, _set(c.head_out)),
+    "distilled": lambda c: DistilledHead(c.hidden, _set(c.head_out)),
+    "merger": lambda c: MergerHead(c.hidden, _set(c.head_out), _norm(c)),
 }
 QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "none": lambda c: nn.Identity(),
@@ -125,10 +144,15 @@ QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
 }
 
 
+ATTENTIONS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
+    "tokens": lambda c: ATTENDS[c.attention.attend](c.attention.dropout),
+    "channels": lambda c: ChannelAttention(c.heads, c.attention.dropout),
+}
 VARIANTS: dict[str, tuple[MutableMapping[str, Any], MutableMapping[str, Any]]] = {
     "position": (variants.POSITIONS, POSITIONS),
     "pooling": (variants.POOLINGS, POOLINGS),
     "head": (variants.HEADS, HEADS),
+    "attention.over": (variants.ATTENTIONS, ATTENTIONS),
     "attention.mask": (variants.MASKS, MASKS),
     "attention.qk_norm": (variants.QK_NORMS, QK_NORMS),
     "attention.qkv_bias": (variants.QKV_BIASES, QKV_PROJECTIONS),
@@ -161,7 +185,7 @@ def _attention(c: EncoderConfig) -> MultiHeadSelfAttention:
         c.hidden,
         c.heads,
         qkv=QKV_PROJECTIONS[c.attention.qkv_bias](c.hidden),
-        attend=ATTENDS[c.attention.attend](c.attention.dropout),
+        attend=ATTENTIONS[c.attention.over](c),
         q_norm=qk_norm(c),
         k_norm=qk_norm(c),
         dropout=c.dropout,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitcli.config.load import Setting, for_input_size, load_config
 from vitcli.config.schema import EncoderConfig, ModelConfig
+from vitcli.config.variants import POSITIONS
 from vitcli.errors import VitcliError
 
 NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
@@ -31,7 +32,7 @@ def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> Non
     """
     for setting in settings:
         if setting.path == ("encoder", "position_table", "resize") and not (
-            encoder.has_position_table
+            POSITIONS[encoder.position].resizes
         ):
             raise VitcliError(
                 f"{setting.source}: there is no position table, the positions are "

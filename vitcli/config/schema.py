@@ -36,6 +36,8 @@ ActivationKind = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 AttendKind = Literal["fused", "explicit"]
 InitScheme = Literal["trunc_normal", "xavier_uniform"]
 TableResize = Literal[
+    "bilinear",
+    "buckets",
     "bicubic",
     "bicubic_antialias",
     "bicubic_offset",
@@ -79,14 +81,24 @@ class RopeConfig(Section):
     reference_grid: Size = (16, 16)
     """The grid that `coordinates: reference` scales indices to (EVA-02)."""
     layout: RopeLayout = "half"
+    offset: float = 0.0
+    """Added to the indices (Perception Encoder: 1)."""
+    first_axis: Literal["rows", "columns"] = "rows"
+    """The axis of the first half of the pairs of channels (Perception Encoder: columns)."""
 
 
 class AttentionConfig(Section):
     mask: Annotated[str, one_of(variants.MASKS)] = "none"
+    over: Annotated[str, one_of(variants.ATTENTIONS)] = "tokens"
+    """What the softmax is over: tokens, or the channels of a head (XCiT), linear in the tokens."""
     window: Width | None = None
     """Side in patches of the squares that `mask: window` attends within."""
     full_blocks: Ints = ()
     """Blocks, from 1, that attend over the whole image although `mask: window` is set."""
+    shift: Width | None = None
+    """Patches that `mask: window` is moved by in every second block (Swin: half a window)."""
+    neighbors: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Nearest patches that each patch sees under `mask: neighborhood`, itself among them."""
     qkv_bias: Annotated[str, one_of(variants.QKV_BIASES)] = "qkv"
     qk_norm: Annotated[str, one_of(variants.QK_NORMS)] = "none"
     qk_norm_kind: Annotated[str, one_of(variants.NORMS)] = "layernorm"
@@ -135,6 +147,10 @@ class EncoderConfig(Section):
     """Rate at the last block; it grows linearly from zero at the first."""
 
     pooling: Annotated[str, one_of(variants.POOLINGS)] = "cls"
+    pool_heads: Width | None = None
+    """Heads of `pooling: map`; null means those of the blocks."""
+    pool_mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Width of the MLP of `pooling: map`; null means that of the blocks."""
     pool_norm: bool = False
     """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
     head: Annotated[str, one_of(variants.HEADS)] = "none"
@@ -210,6 +226,7 @@ class EncoderConfig(Section):
             variants.POSITIONS[self.position],
             variants.POOLINGS[self.pooling],
             variants.HEADS[self.head],
+            variants.ATTENTIONS[attention.over],
             variants.MASKS[attention.mask],
             variants.NORMS[self.norm],
             variants.MLPS[self.mlp],

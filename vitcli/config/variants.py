@@ -103,6 +103,10 @@ class PositionSpec(Spec):
 
     has_table = False
     """A table of rows added to the tokens, of the native grid, that `position_table` resizes."""
+    resizes = False
+    """`position_table.resize` says how it follows another image size."""
+    acts_on_pairs = False
+    """It turns queries and keys or adds to their products."""
 
     def cost(self, c: Config) -> Cost:
         return Cost()
@@ -111,7 +115,7 @@ class PositionSpec(Spec):
 class TableSpec(PositionSpec):
     """A row for each patch of the native grid and for the first prefix tokens."""
 
-    has_table = True
+    has_table = resizes = True
 
     def cost(self, c: Config) -> Cost:
         rows, columns = c.grid
@@ -129,6 +133,8 @@ class SinCosSpec(TableSpec):
 class RopeSpec(PositionSpec):
     """Rotations of queries and keys by row and column."""
 
+    acts_on_pairs = True
+
     def contradictions(self, c: Config) -> Iterator[Wrong]:
         if c.head_dim % 4:
             yield (
@@ -145,8 +151,26 @@ class RopeSpec(PositionSpec):
 class TableRopeSpec(TableSpec):
     """A learned table on the tokens, and rotations of queries and keys."""
 
+    acts_on_pairs = True
+
     def contradictions(self, c: Config) -> Iterator[Wrong]:
         yield from RopeSpec().contradictions(c)
+
+
+class AlibiSpec(PositionSpec):
+    """Biases by distance, without parameters."""
+
+    acts_on_pairs = True
+
+
+class RelativeSpec(PositionSpec):
+    """A table per block: a bias for each head and offset, and three rows for prefix tokens."""
+
+    resizes = acts_on_pairs = True
+
+    def cost(self, c: Config) -> Cost:
+        rows, columns = (2 * n - 1 for n in c.grid)
+        return Cost(c.depth * c.heads * (rows * columns + (3 if c.prefix_tokens else 0)))
 
 
 POSITIONS: dict[str, PositionSpec] = {
@@ -154,7 +178,8 @@ POSITIONS: dict[str, PositionSpec] = {
     "sincos2d": SinCosSpec(),
     "rope2d": RopeSpec(),
     "learned+rope2d": TableRopeSpec(),
-    "alibi2d": PositionSpec(),
+    "alibi2d": AlibiSpec(),
+    "relative2d": RelativeSpec(),
     "none": PositionSpec(),
 }
 
@@ -231,32 +256,86 @@ class WindowSpec(MaskSpec):
     """Patches within a square window; prefix tokens see and are seen by all."""
 
     needs = ("window",)
-    takes = ("full_blocks",)
+    takes = ("full_blocks", "shift")
 
     def pairs(self, c: Config, grid: Grid, block: int) -> int:
         if block in c.attention.full_blocks:
             return super().pairs(c, grid, block)
         window = c.attention.window
-        rows, columns = (sum(n**2 for n in _sides(axis, window)) for axis in grid)
-        prefix, patches = c.prefix_tokens, grid[0] * grid[1]
-        return int(rows * columns + 2 * prefix * patches + prefix**2)
+        shift = (c.attention.shift or 0) if block % 2 == 0 else 0
+        rows, columns = (sum(n**2 for n in _sides(axis, window, shift)) for axis in grid)
+        return _with_prefix(c, grid, rows * columns)
 
     def contradictions(self, c: Config) -> Iterator[Wrong]:
         yield from super().contradictions(c)
         if not all(1 <= block <= c.depth for block in c.attention.full_blocks):
             yield "attention.full_blocks, depth", f"blocks count from 1 to {c.depth}"
+        shift, window = c.attention.shift, c.attention.window
+        if shift is not None and window is not None and shift >= window:
+            yield "attention.shift, attention.window", f"is not below window = {window}"
 
 
-def _sides(n: int, window: int) -> list[int]:
-    """The lengths that windows cut an axis of n patches into."""
-    whole, rest = divmod(n, window)
-    return [window] * whole + [rest] * bool(rest)
+def _sides(n: int, window: int, shift: int) -> list[int]:
+    """The lengths that windows cut an axis of n patches into, the first at `shift`."""
+    first = min(shift, n)
+    whole, rest = divmod(n - first, window)
+    return [first] * bool(first) + [window] * whole + [rest] * bool(rest)
+
+
+def _with_prefix(c: Config, grid: Grid, pairs: int) -> int:
+    """Pairs among patches, and those of prefix tokens, which see and are seen by all."""
+    prefix: int = c.prefix_tokens
+    return pairs + 2 * prefix * grid[0] * grid[1] + prefix**2
+
+
+class NeighborhoodSpec(MaskSpec):
+    """Each patch and its nearest; prefix tokens see and are seen by all."""
+
+    needs = ("neighbors",)
+
+    def pairs(self, c: Config, grid: Grid, block: int) -> int:
+        patches = grid[0] * grid[1]
+        return _with_prefix(c, grid, patches * min(c.attention.neighbors, patches))
 
 
 MASKS: dict[str, MaskSpec] = {
     "none": MaskSpec(),
     "causal": MaskSpec(),
     "window": WindowSpec(),
+    "neighborhood": NeighborhoodSpec(),
+}
+
+
+class AttentionSpec(Spec):
+    """Softmax over tokens: Q K^T and A V, D per pair of tokens in each."""
+
+    def cost(self, c: Config, grid: Grid, block: int) -> Cost:
+        return Cost(macs=2 * MASKS[c.attention.mask].pairs(c, grid, block) * c.hidden)
+
+
+class ChannelAttentionSpec(AttentionSpec):
+    """Softmax over the d channels of a head: both products d per token and channel."""
+
+    def cost(self, c: Config, grid: Grid, block: int) -> Cost:
+        tokens = c.prefix_tokens + grid[0] * grid[1]
+        return Cost(parameters=c.heads, macs=2 * tokens * c.hidden * c.head_dim)
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if c.attention.mask != "none":
+            yield (
+                "attention.over, attention.mask",
+                f"channels see no tokens to mask, but mask is {c.attention.mask}",
+            )
+        if POSITIONS[c.position].acts_on_pairs:
+            yield (
+                "attention.over, position",
+                f"{c.position} acts on pairs of tokens, and channels attend over none",
+            )
+
+
+ATTENTIONS: dict[str, AttentionSpec] = {
+    "tokens": AttentionSpec(),
+    "channels": ChannelAttentionSpec(),
 }
 
 
@@ -265,6 +344,9 @@ MASKS: dict[str, MaskSpec] = {
 
 class PoolingSpec(Spec):
     """One vector per image; `width` in multiples of D, 0 for none."""
+
+    takes: tuple[str, ...] = ()
+    """Keys that only this pooling reads."""
 
     def __init__(self, width: int = 1, needs_cls: bool = False) -> None:
         self.width = width
@@ -281,10 +363,20 @@ class PoolingSpec(Spec):
                 "pool_norm, pooling",
                 f"there is no pooled vector to normalize when pooling is {c.pooling}",
             )
+        for key in ("pool_heads", "pool_mlp_hidden"):
+            if getattr(c, key) is not None and key not in self.takes:
+                yield f"{key}, pooling", "belongs to pooling: map"
 
 
 class MapPoolingSpec(PoolingSpec):
     """A probe, its query, keys and values of the patches, two products, projection, norm, MLP."""
+
+    takes = ("pool_heads", "pool_mlp_hidden")
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
+        if c.pool_heads and c.hidden % c.pool_heads:
+            yield "pool_heads, hidden", f"does not divide hidden = {c.hidden}"
 
     def cost(self, c: Config, patches: int) -> Cost:
         width = c.hidden
@@ -295,7 +387,7 @@ class MapPoolingSpec(PoolingSpec):
             + Cost(macs=2 * patches * width)
             + linear_cost(width, width)
             + NORMS[c.norm].cost(width)
-            + MLPS["plain"].cost(width, c.mlp_hidden, 1)
+            + MLPS["plain"].cost(width, c.pool_mlp_hidden or c.mlp_hidden, 1)
         )
 
 

@@ -80,6 +80,30 @@ ATTENDS: dict[str, type[FusedAttention] | type[ExplicitAttention]] = {
 }
 
 
+class ChannelAttention(Part):
+    """Softmax over channels in place of tokens: each head mixes its d channels, linear in N.
+
+    Cross-covariance attention (El-Nouby et al. 2021, XCiT, equation 2), which Restormer's
+    transposed attention is too: queries and keys of unit length over the tokens, a learned
+    temperature per head. There are no (N, N) weights, so masks and positions do not act on it.
+    """
+
+    def __init__(self, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.empty(heads, 1, 1))
+        self.dropout = nn.Dropout(dropout)
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        self.temperature.fill_(1.0)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, H, N, d) each -> (B, H, N, d); `mask` is None."""
+        q, k = (F.normalize(t, dim=-2) for t in (q, k))  # over the tokens
+        rows = (q.mT @ k * self.temperature).softmax(dim=-1)  # (B, H, d, d)
+        out: Tensor = v @ self.dropout(rows).mT
+        return out
+
+
 class QueryValueBiasLinear(Part):
     """A fused q, k, v projection whose keys have no bias (DINOv3)."""
 

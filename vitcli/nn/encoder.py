@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -52,14 +52,19 @@ class VisionEncoder(nn.Module):
 
     def block_masks(
         self, grid: Grid, tokens: Tensor, attn_mask: Tensor | None = None
-    ) -> list[Tensor | None]:
-        """The position bias, the config's mask and the caller's, joined, one for each block."""
+    ) -> Iterator[Tensor | None]:
+        """The position biases, the config's mask and the caller's, joined, block by block.
+
+        One block's at a time, so that biases of each block's own do not all exist at once.
+        """
         prefix, depth = self.prefix_tokens, len(self.vit.blocks)
         common = join_masks(self.front_end.position.bias(grid, prefix, tokens), attn_mask)
         masks = self.mask(grid, prefix, depth, tokens.device)
         distinct = {id(mask): mask for mask in masks}
         joined = {key: join_masks(common, mask) for key, mask in distinct.items()}
-        return [joined[id(mask)] for mask in masks]
+        own = self.front_end.position.block_biases(grid, prefix, depth, tokens)
+        for mask, bias in zip(masks, own, strict=True):
+            yield join_masks(joined[id(mask)], bias)
 
     def forward(self, images: Tensor, attn_mask: Tensor | None = None) -> EncoderOutput:
         """(B, C, height, width) -> EncoderOutput; `attn_mask` as in MultiHeadSelfAttention."""

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import ExplicitAttention, FusedAttention, MultiHeadSelfAttention
+from vitcli.errors import VitcliError
+from vitcli.nn.attention import (
+    ChannelAttention,
+    ExplicitAttention,
+    FusedAttention,
+    MultiHeadSelfAttention,
+)
 from vitcli.nn.encoder import VisionEncoder
 
 Observer = Callable[[Tensor], None]
@@ -68,9 +74,17 @@ def explicit_attention(
 
     Yields the module of each block whose output is the (B, H, N, N) probabilities, to be tapped;
     with `head_by_head` it answers H times a call with (B, 1, N, N), head 0 first.
+
+    Raises:
+        VitcliError: an encoder that attends over channels.
     """
     modules = attentions(encoder)
     before = [module.attend for module in modules]
+    if any(isinstance(attend, ChannelAttention) for attend in before):
+        raise VitcliError(
+            "attention: the blocks attend over channels, so no token has weights on others",
+            "use an encoder with attention.over: tokens",
+        )
     try:
         explicit: list[nn.Module] = []
         for module in modules:

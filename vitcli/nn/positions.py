@@ -7,7 +7,7 @@ patches; P prefix tokens come before the patches in every token sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitcli.nn.attention import Rotation, identity
-from vitcli.nn.parameters import Part
+from vitcli.nn.parameters import Part, trunc_normal
 
 Grid = tuple[int, int]
 
@@ -36,8 +36,14 @@ class NoPosition(Part):
         return identity
 
     def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor | None:
-        """What is added to the attention logits, (H, P+N, P+N), or None."""
+        """What is added to the attention logits of all blocks, (H, P+N, P+N), or None."""
         return None
+
+    def block_biases(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterable[Tensor | None]:
+        """What is added to the logits of each of `depth` blocks alone, as `bias`."""
+        return [None] * depth
 
 
 def _interpolate(
@@ -59,7 +65,25 @@ def _interpolate(
     )
 
 
+def nearest_by_fraction(table: Tensor, grid: Grid) -> Tensor:
+    """Each patch takes the row of the table's cell that its corner falls into (Idefics 2 and 3).
+
+    The bucket of i / n among the multiples of 1 / m, all in float32, in which some fractions fall
+    into the cell before: at a few sizes that is not the identity even where n = m.
+    """
+
+    def cells(n: int, m: int) -> Tensor:
+        edges = torch.arange(1 / m, 1.0, 1 / m)
+        fractions = torch.arange(n, dtype=torch.float32) * (1.0 / torch.tensor(n))
+        return torch.bucketize(fractions.clamp(max=1.0 - 1e-6), edges, right=True).to(table.device)
+
+    rows, columns = (cells(n, m) for n, m in zip(grid, table.shape[-2:], strict=True))
+    return table[..., rows, :][..., columns]
+
+
 TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
+    "bilinear": partial(_interpolate, mode="bilinear"),
+    "buckets": nearest_by_fraction,
     "bicubic": partial(_interpolate, mode="bicubic"),
     "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
     "bicubic_offset": partial(_interpolate, mode="bicubic", offset=0.1),
@@ -100,7 +124,7 @@ class LearnedPosition(NoPosition):
     def patch_rows(self, grid: Grid) -> Tensor:
         """The rows of the patches at `grid`, (N, D)."""
         rows = self.table[self.prefix_rows :]
-        if grid == self.grid:
+        if grid == self.grid and self.resize is not nearest_by_fraction:
             return rows
         square = rows.T.unflatten(1, self.grid).unsqueeze(0)  # (1, D, rows, columns)
         resized = self.resize(square.to(self.resize_dtype or rows.dtype), grid)
@@ -161,22 +185,22 @@ class SinCosPosition(LearnedPosition):
         self.table[self.prefix_rows :] = sincos_table(self.table.shape[1], self.grid)
 
 
-def centered(n: int, reference: int) -> Tensor:
+def centered(n: int, reference: int, offset: float = 0.0) -> Tensor:
     """Patch centers mapped to [-1, 1], in turns of 2 pi (DINOv3)."""
-    return 2 * math.pi * ((torch.arange(n, dtype=torch.float64) + 0.5) / n * 2 - 1)
+    return 2 * math.pi * ((torch.arange(n, dtype=torch.float64) + 0.5 + offset) / n * 2 - 1)
 
 
-def index(n: int, reference: int) -> Tensor:
-    """Integer patch indices (Qwen2-VL)."""
-    return torch.arange(n, dtype=torch.float64)
+def index(n: int, reference: int, offset: float = 0.0) -> Tensor:
+    """Patch indices from `offset` (Qwen2-VL: 0)."""
+    return torch.arange(n, dtype=torch.float64) + offset
 
 
-def scaled_to_reference(n: int, reference: int) -> Tensor:
-    """Indices scaled so that the axis spans the reference grid (EVA-02)."""
-    return torch.arange(n, dtype=torch.float64) / n * reference
+def scaled_to_reference(n: int, reference: int, offset: float = 0.0) -> Tensor:
+    """Indices from `offset`, scaled to span the reference grid (EVA-02 0, Perception Encoder 1)."""
+    return index(n, reference, offset) / n * reference
 
 
-ROPE_COORDINATES: dict[str, Callable[[int, int], Tensor]] = {
+ROPE_COORDINATES: dict[str, Callable[[int, int, float], Tensor]] = {
     "centered": centered,
     "index": index,
     "reference": scaled_to_reference,
@@ -205,8 +229,9 @@ ROPE_LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
 class RopePosition(NoPosition):
     """2D rotary positions (Su et al. 2021; 2D form as in DINOv3, Simeoni et al. 2025).
 
-    The first half of the pairs turns with the row, the second with the column, at frequencies
-    theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`. Prefix tokens are not turned.
+    The first half of the pairs turns with the row, the second with the column (or the other way
+    round: `first_axis`), at frequencies theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`.
+    Prefix tokens are not turned.
     """
 
     def __init__(
@@ -217,8 +242,12 @@ class RopePosition(NoPosition):
         layout: str,
         reference: Grid,
         periods: Sequence[float] | None = None,
+        offset: float = 0.0,
+        first_axis: str = "rows",
     ) -> None:
         super().__init__()
+        self.offset = offset
+        self.first_axis = first_axis
         self.head_dim = head_dim
         self.theta = theta
         self.periods = periods
@@ -235,11 +264,13 @@ class RopePosition(NoPosition):
             else 1 / torch.tensor(self.periods, dtype=torch.float64)
         )
         rows, columns = (
-            self.coordinates(n, reference)[:, None] * frequency
+            self.coordinates(n, reference, self.offset)[:, None] * frequency
             for n, reference in zip(grid, self.reference, strict=True)
         )  # (n, d/4)
         shape = (*grid, -1)
         both = [rows[:, None].expand(shape), columns[None].expand(shape)]
+        if self.first_axis == "columns":
+            both.reverse()
         return torch.cat(both, dim=-1).flatten(0, 1)  # (N, d/2)
 
     def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
@@ -301,3 +332,78 @@ class AlibiPosition(NoPosition):
         distance = F.pad(squared.sqrt(), (prefix_tokens, 0, prefix_tokens, 0))  # (P+N, P+N)
         slopes = torch.tensor(self.slopes, dtype=torch.float64)
         return (-slopes[:, None, None] * distance).to(like.dtype).to(like.device)
+
+
+def relative_index(grid: Grid, prefix_tokens: int) -> Tensor:
+    """Row of a relative table for each (query, key) pair, (P+N, P+N).
+
+    (2 rows - 1)(2 columns - 1) offsets of a query from its key, row by row, then prefix to patch,
+    patch to prefix and prefix to prefix.
+    """
+    rows, columns = grid
+    row = torch.arange(rows).repeat_interleave(columns)
+    column = torch.arange(columns).repeat(rows)
+    down, right = row[:, None] - row[None], column[:, None] - column[None]  # (N, N)
+    offsets = (down + rows - 1) * (2 * columns - 1) + right + columns - 1
+    index = F.pad(offsets, (prefix_tokens, 0, prefix_tokens, 0))
+    beyond = (2 * rows - 1) * (2 * columns - 1)
+    index[:prefix_tokens] = beyond
+    index[:, :prefix_tokens] = beyond + 1
+    index[:prefix_tokens, :prefix_tokens] = beyond + 2
+    return index
+
+
+class RelativePosition(NoPosition):
+    """In each block a learned bias per head and offset between two patches (Swin, BEiT).
+
+    Liu et al. 2021, section 3.2; Bao et al. 2022. With prefix tokens each table has three rows
+    more: prefix to patch, patch to prefix, prefix to prefix. At another grid than its own the
+    offsets are resized by `resize`, a key of TABLE_RESIZES, as in LearnedPosition.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        depth: int,
+        grid: Grid,
+        prefix_tokens: int,
+        resize: str = "bilinear",
+        resize_dtype: torch.dtype | None = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.grid = grid
+        self.resize = TABLE_RESIZES[resize]
+        self.resize_dtype = resize_dtype
+        self.offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
+        rows = self.offsets + (3 if prefix_tokens else 0)
+        self.tables = nn.ParameterList(nn.Parameter(torch.empty(rows, heads)) for _ in range(depth))
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        for table in self.tables:
+            trunc_normal(table, std, generator)
+
+    def converted(self, source: NoPosition) -> dict[str, Tensor]:
+        state = super().converted(source)
+        if isinstance(source, RelativePosition):
+            tables = (source.table_at(block, self.grid) for block in range(len(source.tables)))
+            state |= {f"tables.{block}": table for block, table in enumerate(tables)}
+        return state
+
+    def table_at(self, block: int, grid: Grid) -> Tensor:
+        """The table of a block, from 0, for another grid."""
+        table: Tensor = self.tables[block]
+        if grid == self.grid:
+            return table
+        rows, columns = (2 * n - 1 for n in self.grid)
+        square = table[: self.offsets].T.unflatten(1, (rows, columns)).unsqueeze(0)
+        size = 2 * grid[0] - 1, 2 * grid[1] - 1
+        resized = self.resize(square.to(self.resize_dtype or table.dtype), size)
+        return torch.cat([resized.squeeze(0).flatten(1).T.to(table.dtype), table[self.offsets :]])
+
+    def block_biases(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterator[Tensor | None]:
+        index = relative_index(grid, prefix_tokens).to(like.device)
+        for block in range(depth):
+            bias = self.table_at(block, grid)[index]  # (P+N, P+N, H)
+            yield bias.permute(2, 0, 1).contiguous()

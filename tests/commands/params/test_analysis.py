@@ -19,6 +19,7 @@ from vitcli.checkpoints.save import save_snapshot
 from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import Cost, component_costs, model_costs
 from vitcli.commands.params.result import COMPONENTS
+from vitcli.config import variants
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig
 from vitcli.errors import VitcliError
@@ -133,7 +134,10 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
     pooling = draw(st.sampled_from(["cls", "mean", "cls+mean", "map", "none"]))
     pooled = ("linear", "tanh", "tanh_linear", "projection")
     head = draw(st.sampled_from(["none", *pooled, "distilled", "merger"]))
-    mask = draw(st.sampled_from(["none", "causal", "window"]))
+    mask = draw(st.sampled_from(["none", "causal", "window", "neighborhood"]))
+    over = draw(st.sampled_from(["tokens", "tokens", "channels"])) if mask == "none" else "tokens"
+    position = draw(st.sampled_from(list(variants.POSITIONS)))
+    assume(over == "tokens" or not variants.POSITIONS[position].acts_on_pairs)
     prefix_rows = draw(st.none() | st.integers(0, int(cls) + int(dist) + registers))
     assume(cls or pooling not in ("cls", "cls+mean"))
     assume(pooling != "none" or head not in pooled)
@@ -153,7 +157,7 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
         cls_token=cls,
         dist_token=dist,
         registers=registers,
-        position=draw(st.sampled_from(["learned", "sincos2d", "rope2d", "alibi2d", "none"])),
+        position=position,
         position_table=TableConfig(prefix_rows=prefix_rows),
         ln_pre=draw(st.booleans()),
         norm=draw(st.sampled_from(["layernorm", "rmsnorm"])),
@@ -161,7 +165,11 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
         final_norm=draw(st.sampled_from([None, True, False])),
         attention=AttentionConfig(
             mask=mask,
-            window=2 if mask == "window" else None,
+            over=over,
+            window=3 if mask == "window" else None,
+            shift=draw(st.sampled_from([None, 1, 2])) if mask == "window" else None,
+            full_blocks=draw(st.sampled_from([(), (1,)])) if mask == "window" else (),
+            neighbors=draw(st.integers(1, 20)) if mask == "neighborhood" else None,
             qkv_bias=draw(st.sampled_from(["qkv", "qv", "none"])),
             qk_norm=draw(st.sampled_from(["none", "width", "head"])),
             qk_norm_kind=draw(st.sampled_from(["layernorm", "rmsnorm"])),
@@ -170,6 +178,8 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
         mlp=draw(st.sampled_from(["plain", "gated"])),
         layer_scale=draw(st.sampled_from([None, 0.1])),
         pooling=pooling,
+        pool_heads=draw(st.sampled_from([None, 1])) if pooling == "map" else None,
+        pool_mlp_hidden=draw(st.sampled_from([None, 7])) if pooling == "map" else None,
         pool_norm=pooling != "none" and draw(st.booleans()),
         head=head,
         head_out=draw(st.integers(1, 9)) if with_width else None,

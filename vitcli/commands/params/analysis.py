@@ -102,10 +102,7 @@ def _block(c: EncoderConfig, grid: tuple[int, int], block: int) -> dict[str, Cos
         NORMS: variants.NORMS[c.norm].cost(c.hidden) * 2,
         QKV: variants.QKV_BIASES[attention.qkv_bias].cost(c, tokens),
         QK_NORM: variants.QK_NORMS[attention.qk_norm].cost(c),
-        # Q K^T and A V: H heads of width D / H, so D per pair of tokens in each product.
-        ATTENTION_PRODUCTS: Cost(
-            macs=2 * variants.MASKS[attention.mask].pairs(c, grid, block) * c.hidden
-        ),
+        ATTENTION_PRODUCTS: variants.ATTENTIONS[attention.over].cost(c, grid, block),
         OUTPUT_PROJECTION: linear_cost(c.hidden, c.hidden, tokens),
         FFN: variants.MLPS[c.mlp].cost(c.hidden, c.mlp_hidden, tokens),
         LAYER_SCALE: Cost(0 if c.layer_scale is None else 2 * c.hidden),
