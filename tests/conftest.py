@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,6 +18,21 @@ from vitcli.config.schema import EncoderConfig
 from vitcli.nn.encoder import VisionEncoder
 
 torch.set_num_threads(1)
+
+NUMERIC = (
+    *("nn", "engines", "images", "checkpoints/parity", "test_model.py", "test_measures.py"),
+    *(f"commands/{name}" for name in ("attention", "compare", "encode", "neighbors", "train")),
+)
+"""Folders and files whose tests compare floating-point numbers."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests in NUMERIC."""
+    here = Path(__file__).parent
+    for item in items:
+        if any(item.path.is_relative_to(here / place) for place in NUMERIC):
+            item.add_marker(pytest.mark.numeric)
+
 
 TINY: dict[str, Any] = {
     "image_size": (24, 32),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
 from vitcli.commands.sweep.options import known_commands
 from vitcli.commands.sweep.space import draw
@@ -22,7 +21,6 @@ from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.yaml import read_yaml
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
 SWEEPS = [file for file in FILES if "command" in read_yaml(file).data]
 CONFIGS = [file for file in FILES if file not in SWEEPS]
@@ -31,13 +29,6 @@ TOY = [
     "--set=encoder.depth=1", "--set=encoder.hidden=12", "--set=encoder.mlp_hidden=12",
     "--set=data.train_size=32", "--set=data.val_size=16",
 ]  # fmt: skip
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(ROOT),
-    "OMP_NUM_THREADS": "1",
-    "VITCLI": shlex.join([sys.executable, "-m", "vitcli"]),
-    "PYTHON": sys.executable,
-}
 
 
 def test_there_are_sweeps() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments import peers
-from tests.experiments.test_experiments import ENVIRONMENT, ROOT
+from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.build import build_meta
 from vitcli.config.schema import EncoderConfig
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from tests.commands.compare.test_analysis import load
+from tests.commands.sources import tiny_model
 from vitcli.commands.attention.analysis import OutlierCut, attn_entropy, parse_layers
 from vitcli.commands.attention.reductions import FIELDS, AttentionSamples, observe_attention
 from vitcli.config.schema import PreprocessConfig
@@ -36,7 +36,7 @@ def photos(tmp_path: Path) -> list[str]:
 
 
 def model(**changes: int) -> Model:
-    return Model(**{**vars(load(**changes)), "known_preprocessing": AS_IS})
+    return Model(**{**vars(tiny_model(**changes)), "known_preprocessing": AS_IS})
 
 
 def each(encoder: Model, photos: list[str]) -> list[AttentionSamples]:

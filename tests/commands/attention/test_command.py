@@ -12,22 +12,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from tests.commands.sources import SMALL
 from vitcli.cli import app
 from vitcli.errors import VitcliError
 from vitcli.ui.options import EncodersOptions, parse_counts, split_source
 
-SMALL = [
-    f"--set={setting}"
-    for setting in (
-        "encoder.hidden=24",
-        "encoder.depth=4",
-        "encoder.heads=3",
-        "encoder.mlp_hidden=48",
-        "encoder.image_size=32",
-        "encoder.patch_size=8",
-        "preprocess.resize_size=32",
-    )
-]
 runner = CliRunner()
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY, randomize
-from vitcli.build import build_encoder
+from tests.commands.sources import tiny_model
 from vitcli.commands.compare import analysis as module
 from vitcli.commands.compare.analysis import Pairing, compare, config_differences
 from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
-from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
@@ -25,23 +24,6 @@ from vitcli.model import Model
 from vitcli.nn.hooks import layer_points, tapped
 
 Load = Callable[..., Model]
-
-
-def load(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Model:
-    config = ModelConfig.model_validate(
-        {"encoder": TINY | changes, "preprocess": {"resize_size": (24, 32)}}
-    )
-    encoder = build_encoder(config.encoder)
-    randomize(encoder, seed)
-    return Model(
-        config=config,
-        encoder=encoder.to(dtype),
-        known_preprocessing=config.preprocess,
-        weights="random",
-        fresh=False,
-        device=torch.device("cpu"),
-        dtype=dtype,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +37,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_two_loads_of_one_encoder_are_equal_bit_for_bit(photos: list[str]) -> None:
-    result = compare(load(), load(), photos[:2])
+    result = compare(tiny_model(), tiny_model(), photos[:2])
     assert result.verdict_code == "identical"
     assert result.first_unequal is None and result.first_parted is None
     assert [row.layer for row in result.differences] == [
@@ -78,7 +60,7 @@ def test_two_loads_of_one_encoder_are_equal_bit_for_bit(photos: list[str]) -> No
 def test_a_wrong_eps_names_the_first_block_and_the_size(
     dtype: torch.dtype, photos: list[str]
 ) -> None:
-    a, b = load(dtype), load(dtype, norm_eps=1e-5)
+    a, b = tiny_model(dtype), tiny_model(dtype, norm_eps=1e-5)
     result = compare(a, b, photos[:1])
     assert result.first_unequal == "block 1"
     assert result.verdict_code == "different"
@@ -97,26 +79,26 @@ def test_a_wrong_eps_names_the_first_block_and_the_size(
 
 
 def test_other_preprocessing_parts_at_the_pixels(photos: list[str]) -> None:
-    b = load()
+    b = tiny_model()
     b = Model(
         **{**vars(b), "known_preprocessing": PreprocessConfig(resize_size=(24, 32), std=(0.2,) * 3)}
     )
-    result = compare(load(), b, photos[:1])
+    result = compare(tiny_model(), b, photos[:1])
     assert result.first_parted == "pixels"
-    assert config_differences(load(), b)[0].key == "preprocess.std"
+    assert config_differences(tiny_model(), b)[0].key == "preprocess.std"
 
 
 def test_a_change_below_the_tolerance_is_called_rounding(photos: list[str]) -> None:
-    b = load(torch.float64)
+    b = tiny_model(torch.float64)
     with torch.no_grad():
         b.encoder.vit.blocks[1].feed_forward.fc2.bias[0] += 1e-14
-    result = compare(load(torch.float64), b, photos[:1])
+    result = compare(tiny_model(torch.float64), b, photos[:1])
     assert (result.verdict_code, result.first_unequal) == ("rounding", "block 2")
     assert result.first_parted is None
 
 
 def test_other_widths_are_compared_by_cka_alone(photos: list[str]) -> None:
-    result = compare(load(), load(hidden=36, depth=3, registers=2), photos[:2])
+    result = compare(tiny_model(), tiny_model(hidden=36, depth=3, registers=2), photos[:2])
     assert result.verdict_code == "incomparable"
     assert [row.layer for row in result.differences] == ["pixels"]
     assert (len(result.cka.values), len(result.cka.values[0])) == (4, 5)
@@ -128,7 +110,7 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
     photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IMAGES_AT_ONCE", 8)
-    a, b = load(torch.float64), load(torch.float64, seed=1, hidden=36, patch_size=4)
+    a, b = tiny_model(torch.float64), tiny_model(torch.float64, seed=1, hidden=36, patch_size=4)
     result = compare(a, b, photos[:18])
     # A rest of two could not be estimated from: it joins the part before.
     assert (result.cka.examples, result.cka.count, result.cka.minibatches) == ("images", 18, 2)
@@ -151,24 +133,24 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
 
 def test_other_grids_have_no_common_patches(photos: list[str]) -> None:
     with pytest.raises(VitcliError, match="3x4 patches, B into 6x8"):
-        compare(load(), load(patch_size=4), photos[:2])
-    compare(load(), load(patch_size=4), photos[:4], examples="images")
+        compare(tiny_model(), tiny_model(patch_size=4), photos[:2])
+    compare(tiny_model(), tiny_model(patch_size=4), photos[:4], examples="images")
     with pytest.raises(VitcliError, match="only 3 images"):
-        compare(load(), load(patch_size=4), photos[:3], examples="images")
+        compare(tiny_model(), tiny_model(patch_size=4), photos[:3], examples="images")
 
 
 def test_an_unreadable_image_is_left_out(photos: list[str], tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    result = compare(load(), load(), [str(broken), photos[0]])
+    result = compare(tiny_model(), tiny_model(), [str(broken), photos[0]])
     assert result.images == 1
     assert [failure.path for failure in result.failed] == [str(broken)]
     with pytest.raises(VitcliError):
-        compare(load(), load(), [str(broken)])
+        compare(tiny_model(), tiny_model(), [str(broken)])
 
 
 def broken(place: str) -> Model:
-    model = load()
+    model = tiny_model()
     block = model.encoder.vit.blocks[1]
     parameter = {
         "pixels": None,
@@ -189,7 +171,7 @@ def broken(place: str) -> Model:
 def test_a_layer_that_is_not_finite_is_said_first(
     place: str, sides: str, photos: list[str]
 ) -> None:
-    a, b = (broken(place) if side in sides else load() for side in "AB")
+    a, b = (broken(place) if side in sides else tiny_model() for side in "AB")
     result = compare(a, b, photos[:2])
     assert result.verdict_code == "not finite"
     assert [(hole.side, hole.layer) for hole in result.holes] == [(side, place) for side in sides]
@@ -216,8 +198,10 @@ def smooth(path: Path, size: tuple[int, int], seed: int) -> str:
 def test_patches_of_other_crops_are_paired_by_place(tmp_path: Path) -> None:
     paths = [smooth(tmp_path / f"{i}.png", (256, 192), i) for i in range(4)]
     grid = {"patch_size": 4, "image_size": (48, 48), "position": "none"}
-    whole = cropped(load(**grid), resize="squash", resize_size=(48, 48))
-    middle = cropped(load(**grid), resize="shortest", resize_size=(64, 64), crop_size=(48, 48))
+    whole = cropped(tiny_model(**grid), resize="squash", resize_size=(48, 48))
+    middle = cropped(
+        tiny_model(**grid), resize="shortest", resize_size=(64, 64), crop_size=(48, 48)
+    )
     result = compare(whole, middle, paths)
     # The crop holds 144 of 192 rows and 144 of 256 columns: 9 of 12 rows of patches have their
     # centers in it, and 6 of 12 columns.
@@ -256,7 +240,7 @@ def test_the_most_similar_layers_are_named_only_where_images_tell_them_apart(
     photos: list[str],
 ) -> None:
     """Layers of random tokens are similar to none: some pair has the largest CKA, no one wins."""
-    a, b = load(hidden=36), load(seed=5)
+    a, b = tiny_model(hidden=36), tiny_model(seed=5)
     few = compare(a, b, photos[:2]).best_pair
     assert few is not None and few.low is None and few.ties is None
     result = compare(a, b, photos[:12])
@@ -267,9 +251,11 @@ def test_the_most_similar_layers_are_named_only_where_images_tell_them_apart(
 
 
 def test_subtracting_is_left_out_where_patches_differ_in_size(photos: list[str]) -> None:
-    small = cropped(load(patch_size=4, image_size=(12, 16)), resize="squash", resize_size=(12, 16))
-    result = compare(load(), small, photos[:2])
+    small = cropped(
+        tiny_model(patch_size=4, image_size=(12, 16)), resize="squash", resize_size=(12, 16)
+    )
+    result = compare(tiny_model(), small, photos[:2])
     assert result.verdict_code == "incomparable" and result.differences == ()
     with pytest.raises(VitcliError) as caught:
-        compare(load(), load(patch_size=4), photos[:2])
+        compare(tiny_model(), tiny_model(patch_size=4), photos[:2])
     assert "--set-b encoder.image_size=12x16" in caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tests.commands.attention.test_command import SMALL
+from tests.commands.sources import SMALL
 from vitcli.cli import app
 
 runner = CliRunner()

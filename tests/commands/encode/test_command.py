@@ -231,7 +231,6 @@ def test_an_encoder_with_a_hole_says_where_it_begins(photo: Path, tmp_path: Path
 def test_bad_usage_is_exit_code_2_and_one_reason(arguments: list[str], said: str) -> None:
     result = run(*arguments, code=2)
     assert said in result.output
-    assert "Traceback" not in result.output
     assert not Path("x.npz").exists()
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.commands.profile.test_command import SMALL
+from tests.commands.sources import SMALL_SIZE
 from vitcli.build import build_encoder
 from vitcli.cli import app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 
+SMALL = [*SMALL_SIZE, "--set=encoder.depth=2"]
 runner = CliRunner()
 
 

@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.commands.sources import SMALL_SIZE
 from vitcli.cli import app
 
-SMALL = [
-    f"--set={setting}"
-    for setting in (
-        "encoder.hidden=24",
-        "encoder.depth=2",
-        "encoder.heads=3",
-        "encoder.mlp_hidden=48",
-        "encoder.image_size=32",
-        "preprocess.resize_size=32",
-    )
-]
+SMALL = [*SMALL_SIZE, "--set=encoder.depth=2"]
 runner = CliRunner()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -76,10 +78,20 @@ class Sweeper:
         ).run()  # fmt: skip
 
     def fork(self, work: Callable[[], Any]) -> int:
-        """Do the work in a forked process, which starts at once; its pid."""
+        """Do the work in a forked process, which starts at once; its pid.
+
+        It shares this worker's pipe to pytest-xdist, and a lock that another thread held is never
+        released in it. So it ends with the worker and after three minutes, or the suite would wait.
+        """
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
+            signal.alarm(180)
+            if sys.platform.startswith("linux"):
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:
+                os._exit(code)
             try:
                 work()
                 code = 0
@@ -114,6 +126,21 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sweeper(tmp_path: Path) -> Sweeper:
     return Sweeper(tmp_path)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it; half a minute without is a failure."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def running(sweeper: Sweeper) -> Any:
+    """The directory of the first trial, once it runs."""
+    until(lambda: len(sweeper.counts("start")) > 0)
+    until(lambda: any(p.status().pid for p in Results(sweeper.out).trials()))
+    return next(p for p in Results(sweeper.out).trials() if p.status().pid)
 
 
 def wait(pid: int) -> int:

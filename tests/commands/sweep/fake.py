@@ -6,7 +6,8 @@
 What it does is up to `--norm` or `--set name=`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice`
 (prints two values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide`
 (kill -9 the first time it runs with these options); with `orphan` in it, it leaves a child behind,
-with `deaf` it ignores SIGTERM.
+with `deaf` it ignores SIGTERM. `prunable` waits to be ended where the median of at least three that
+ended is better, as Optuna's median pruner would have it.
 """
 
 import json
@@ -59,6 +60,12 @@ def main() -> int:
                 file.write(json.dumps({"step": step, "val_accuracy": 1 - abs(lr - 0.5)}) + "\n")
                 file.flush()
                 time.sleep(0.02)
+    if kind == "prunable":
+        ends = [line.split() for line in open(log) if line.startswith("end ")]
+        values = sorted(1 - abs(float(w[w.index("--lr") + 1]) - 0.5) for w in ends)
+        middle = len(values) // 2
+        if len(values) >= 3 and 1 - abs(lr - 0.5) < (values[middle] + values[~middle]) / 2:
+            time.sleep(60)
     score = [float("nan"), float("inf")][seed] if kind == "nan" else 1 - abs(lr - 0.5) + seed / 100
     history = [{"step": step, "loss": 1 / (step + 1)} for step in range(3)]
     note("end")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.sweep.conftest import Sweeper, kill
-from tests.commands.sweep.test_analysis import _running
+from tests.commands.sweep.conftest import Sweeper, kill, running
 from vitcli.commands.sweep.report import never_found, report, spread, write_csv, write_parquet
 from vitcli.commands.sweep.trials import Results, lookup
 from vitcli.errors import VitcliError
@@ -118,7 +117,7 @@ def test_an_unknown_name_is_told_with_the_nearest(done: Sweeper, view: dict[str,
 def test_it_works_while_the_sweep_runs(sweeper: Sweeper) -> None:
     text = "command: train-shapes\ngrid: {norm: [hang, ok]}\nmetrics: [result.score]"
     pid = sweeper.fork(lambda: sweeper.run(text))
-    _running(sweeper)
+    running(sweeper)
     assert dict(sweeper.report(text).states) == {"running": 1, "pending": 1}
     kill(pid)
 
