@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +17,11 @@ import pytest
 from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
-from vitcli.images.pool import Decoded, DecodePool, DecodeWork
-from vitcli.images.shards import Entry
+from vitcli.images import folders
+from vitcli.images.decode import ImageError, decode
+from vitcli.images.folders import Walk
+from vitcli.images.pool import Decoded, DecodePool, DecodeWork, decode_within
+from vitcli.images.shards import Entry, ShardRequest
 
 WORK = DecodeWork(PreprocessConfig(resize="squash", resize_size=(8, 8)))
 
@@ -37,7 +43,7 @@ def scripted(entry: Entry, work: DecodeWork) -> Decoded:
 
 def test_one_answer_for_each_entry_in_order_whatever_dies() -> None:
     asked = ["a", "crash", "b", "hang", "eaten", "c", "exit", "d", "torch"]
-    with DecodePool(WORK, 2, timeout_s=2.0, ahead=4, read=scripted) as pool:
+    with DecodePool(WORK, 2, timeout_s=6.0, ahead=4, read=scripted) as pool:
         answers = list(pool.decode(Entry(name, name) for name in asked))
     codes = [answer.code for answer in answers]
     assert codes == [
@@ -100,3 +106,100 @@ def test_a_decoder_without_memory_is_a_row(tmp_path: Path) -> None:
     with DecodePool(work, 1, timeout_s=60, ahead=2) as pool:
         codes = [a.code for a in pool.decode([Entry("l", str(large)), Entry("s", str(small))])]
     assert codes == ["out_of_memory", "ok"]
+
+
+def tar_header(name: bytes, size: int, kind: bytes) -> bytes:
+    block = bytearray(512)
+    block[: len(name)] = name
+    block[100:108], block[108:116], block[116:124] = b"0000644\0", b"0000000\0", b"0000000\0"
+    block[124:136] = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    block[136:148], block[148:156], block[156:157] = b"00000000000\0", b" " * 8, kind
+    block[257:265] = b"ustar  \0"
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    ("content", "codes"),
+    [
+        # headers that each announce a long name for the next one
+        ((tar_header(b"x", 1, b"L") + b"y" + b"\0" * 511) * 5000, {"corrupt"}),
+        (tar_header(b"x", 32 * 2**30, b"L") + b"y" * 512, {"corrupt"}),
+        (tar_header(b"x", 32 * 2**30, b"x") + b"y" * 512, {"corrupt"}),
+        (tar_header(b"x.png", 2**62, b"0") + b"y" * 512, {"", "corrupt"}),
+    ],
+)
+def test_a_hostile_shard_costs_its_own_row(tmp_path: Path, content: bytes, codes: set[str]) -> None:
+    (tmp_path / "a.tar").write_bytes(content)
+    Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
+    with contextlib.closing(Walk()) as walk:
+        entries = list(walk.folder(str(tmp_path)))
+    assert {e.code for e in entries if e.name.startswith("a.tar")} == codes
+    with DecodePool(WORK, 1, timeout_s=60, ahead=2) as pool:
+        answers = dict(zip([e.name for e in entries], pool.decode(entries), strict=True))
+    assert answers.pop("b.png").code == "ok"
+    assert answers and all(a.code in ("corrupt", "truncated") for a in answers.values())
+
+
+def test_a_shard_that_kills_its_process_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eaten.tar").write_bytes(b"")
+    (tmp_path / "hang.tar").write_bytes(b"")
+    monkeypatch.setattr(folders, "list_members", scripted_shard)
+    with contextlib.closing(Walk(timeout_s=6.0)) as walk:
+        found = {entry.name: entry.code for entry in walk.folder(str(tmp_path))}
+    assert found == {"eaten.tar": "out_of_memory", "hang.tar": "timed_out"}
+
+
+def scripted_shard(asked: ShardRequest, work: DecodeWork) -> Decoded:
+    return scripted(Entry(asked.name.removesuffix(".tar"), ""), work)
+
+
+def many_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 20, 20)).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    last = whole.rindex(b"\xff\xda")
+    return whole[:last] + whole[last:-2] * count + b"\xff\xd9"
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(many_scans(5000))
+    with pytest.raises(ImageError, match="scans") as caught:
+        decode(path)
+    assert caught.value.code == "corrupt"
+    assert decode(many_scans(20)).image.size == (64, 64)
+
+
+def test_decoding_within_limits_is_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 4), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    found, expected = decode_within(path), decode(path)
+    np.testing.assert_array_equal(np.asarray(found.image), np.asarray(expected.image))
+    for name in ("mode", "width", "height", "format", "orientation", "has_alpha"):
+        assert getattr(found, name) == getattr(expected, name)
+    with pytest.raises(ImageError, match=r"gone\.png: No such file") as caught:
+        decode_within(tmp_path / "gone.png")
+    assert caught.value.code == "unreadable"
+
+
+def test_the_current_folder_is_never_searched_for_modules(tmp_path: Path) -> None:
+    modules = ("numpy", "PIL", "pydantic", "mmap", "yaml", "tarfile", "ctypes", "resource")
+    for name in modules:
+        (tmp_path / f"{name}.py").write_text("open('poisoned', 'w')\nraise SystemExit(9)\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    program = (
+        "import os, sys; os.chdir(sys.argv[1]); sys.path.insert(0, ''); "
+        "from vitcli.images.pool import decode_within; print(decode_within('a.png').width)"
+    )
+    # This process itself imports everything before it enters the folder.
+    program = f"import vitcli.images.pool; {program}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
+    )
+    assert (done.stdout, done.returncode) == ("8\n", 0), done.stderr
+    assert not (tmp_path / "poisoned").exists()

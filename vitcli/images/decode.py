@@ -37,6 +37,9 @@ FailureCode = Literal[
 ]
 FAILURE_CODES: tuple[FailureCode, ...] = get_args(FailureCode)
 
+_MOST_SCANS = 500
+"""A progressive JPEG has about ten scans, and each costs a pass over all coefficients."""
+
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 
 _UPRIGHT = {
@@ -178,6 +181,8 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
     if not head:
         raise ImageError("truncated", f"{label}: the file is empty")
     signature = recognize(head)
+    if signature and signature.name == "JPEG" and _scans(file) > _MOST_SCANS:
+        raise ImageError("corrupt", f"{label}: a JPEG of more than {_MOST_SCANS} scans")
     if signature and signature.refusal:
         raise ImageError(
             "unsupported", f"{label}: {signature.name}: {signature.refusal}", signature.hint
@@ -225,6 +230,16 @@ def _upright_rgb(image: Image.Image, background: tuple[int, int, int]) -> Decode
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
     return DecodedImage(rgb, mode, rgb.width, rgb.height, kind, orientation, has_alpha)
+
+
+def _scans(file: IO[bytes]) -> int:
+    """Start-of-scan markers of a JPEG; compressed data cannot hold one."""
+    file.seek(0)
+    count, last = 0, b""
+    while chunk := file.read(1 << 20):
+        count += (last + chunk).count(b"\xff\xda")
+        last = b"\xff" if chunk.endswith(b"\xff") else b""
+    return count
 
 
 def _identify(file: IO[bytes]) -> Image.Image:

@@ -168,7 +168,7 @@ def _limit(memory_bytes: int) -> None:
     os.dup2(null, 2)
 
 
-_NICE = 10
+_NICE = 5
 """Decoding yields to the encoder, which waits for the slowest of its threads."""
 _START_S = 120.0
 _STARTS = 3

@@ -5,6 +5,7 @@ Members are read where they lie, never unpacked. Needs Pillow and the standard l
 
 from __future__ import annotations
 
+import errno
 import json
 import tarfile
 from collections import Counter
@@ -133,7 +134,10 @@ def list_members(asked: ShardRequest, _: Any = None) -> ShardMembers:
                 else:
                     damage = _end(tar, asked.path)
     except OSError as error:
-        entries.append(_failed(asked, "unreadable", error.strerror or str(error)))
+        if error.errno == errno.EINVAL:  # a place that no file reaches
+            damage = "a header claims more than any file holds"
+        else:
+            entries.append(_failed(asked, "unreadable", error.strerror or str(error)))
     except (tarfile.TarError, ValueError, EOFError) as error:
         damage = str(error)
     except RecursionError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import io
+import json
 import os
 import tarfile
 from collections import Counter
@@ -14,14 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
+from vitcli.commands.embed import encoder
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.encoder import normalized
 from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.job import iterate_parts
+from vitcli.commands.embed.job import (
+    CHECKSUMS,
+    INPUTS,
+    MANIFEST,
+    iterate_entries,
+    iterate_parts,
+    load_saved,
+    open_job,
+)
 from vitcli.commands.embed.parts import FORMATS, Rows
 from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.commands.encode.analysis import select_tokens
@@ -335,3 +348,183 @@ def test_normalized_on_the_device_is_preprocess_bit_for_bit(resize_dtype: str) -
     expected = preprocess(image, config)
     for found in normalized(batch, config):
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def arrays(out: Path) -> dict[str, np.ndarray]:
+    parts = rows_of(out)
+    return {key: np.concatenate([part.arrays[key] for part in parts]) for key in parts[0].arrays}
+
+
+@pytest.mark.parametrize("format", ["parquet", "safetensors"])
+def test_kinds_and_layers_in_one_pass_are_those_of_model_features(
+    model: Model, folder: Path, tmp_path: Path, format: str
+) -> None:
+    out = tmp_path / "out"
+    result = run(model, folder, out, kind="cls,patch,pooled", layers=(0, -1), format=format)
+    names = [f"{kind}_layer_{n}" for kind in ("cls", "patch", "pooled") for n in (0, 2)]
+    assert [column.name for column in result.columns] == names
+    assert [column.shape for column in result.columns] == [(24,)] * 2 + [(2, 3, 24)] * 2 + [
+        (24,)
+    ] * 2
+    found = arrays(out)
+    paths = [folder / name for part in rows_of(out) for name in part.names]
+    good = np.concatenate([part.good for part in rows_of(out)])
+    expected = model.features([p for p, ok in zip(paths, good, strict=True) if ok], layers=[0, 2])
+    for layer in (0, 2):
+        features = expected.layers[layer]
+        assert features.cls is not None
+        for kind, values in (("cls", features.cls), ("patch", features.patches)):
+            theirs = values.numpy()
+            ours = found[f"{kind}_layer_{layer}"]
+            np.testing.assert_allclose(ours[good], theirs, rtol=1e-4, atol=1e-5)
+            assert np.isnan(ours[~good]).all() or format == "parquet"
+        pooled = found[f"pooled_layer_{layer}"]  # of an encoder that pools by CLS
+        np.testing.assert_array_equal(pooled[good], found[f"cls_layer_{layer}"][good])
+    # Readers of one vector per image take the first column, or the one they name.
+    first = next(iterate_parts(out)).arrays["vector"]
+    np.testing.assert_array_equal(first, found["cls_layer_0"][: len(first)])
+    named = next(iterate_parts(out, "pooled_layer_2")).arrays["vector"]
+    np.testing.assert_array_equal(named, found["pooled_layer_2"][: len(named)])
+    with pytest.raises(VitcliError, match="patch_layer_2: no such column"):
+        next(iterate_parts(out, "patch_layer_2"))
+
+
+def test_the_size_of_patch_grids_is_said_before_they_are_made(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    encode_folder(
+        REQUEST,
+        model,
+        Listing((str(folder),)),
+        tmp_path / "out",
+        FolderOptions(kind="patch", workers=1, vector_dtype="float16"),
+        say=said.append,
+    )
+    assert said == ["folders: 2 classes: a, b", "15 images give about 0.00 GiB of vectors"]
+    grids = open_job(tmp_path / "out").check(0).arrays["vector"]
+    assert grids.dtype == np.float16 and grids.shape == (15, 2, 3, 24)
+
+
+def test_a_part_of_large_rows_has_fewer_of_them(model: Model, monkeypatch: Any) -> None:
+    monkeypatch.setattr(encoder, "PART_BYTES", 10 * 6 * 24 * 4)  # ten grids of 2 x 3 patches
+    assert encoder.checked(model, FolderOptions(kind="patch", batch=4)).part_rows == 8
+    assert encoder.checked(model, FolderOptions(kind="patch", batch=16)).part_rows == 16
+    assert encoder.checked(model, FolderOptions(batch=4)).part_rows == 60
+
+
+def test_images_of_one_size_share_a_pass_where_sizes_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dataclasses.replace(
+        tiny_model(), known_preprocessing=PreprocessConfig(resize="none", resize_size=None)
+    )
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(9):
+        size = (16, 24) if number % 3 else (32, 16)
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"in/{number}.png")
+    passes: list[tuple[int, ...]] = []
+    started = encoder.forward
+
+    def counted(model: Model, pixels: torch.Tensor, *rest: Any) -> Any:
+        passes.append(tuple(pixels.shape))
+        return started(model, pixels, *rest)
+
+    monkeypatch.setattr(encoder, "forward", counted)
+    run(model, tmp_path / "in", tmp_path / "out", part_rows=100, batch=4)
+    of_images = sorted(passes[-3:])
+    assert of_images == [(2, 3, 16, 24), (3, 3, 32, 16), (4, 3, 16, 24)]
+    monkeypatch.setattr(encoder, "_TOKENS_PER_IMAGE", 3)  # 12 tokens: two of 6, one of 8
+    passes.clear()
+    run(model, tmp_path / "in", tmp_path / "small", part_rows=100, batch=4)
+    assert sorted(shape[0] for shape in passes[-6:]) == [1, 1, 1, 2, 2, 2]
+    expected = arrays(tmp_path / "out")["vector"]
+    np.testing.assert_allclose(arrays(tmp_path / "small")["vector"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_part_that_was_swapped_edited_or_cut_is_named_and_made_again(
+    model: Model, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "out"
+    run(model, folder, out, format=kind)
+    whole = files(out)
+    format = FORMATS[kind]
+    rows, about = format.read(out, 0)
+
+    def swap() -> None:
+        for mine, other in zip(format.files(out, 0), format.files(out, 1), strict=True):
+            mine.write_bytes(other.read_bytes())
+
+    def edit(**changes: Any) -> None:
+        format.write(out, 0, dataclasses.replace(rows, **changes), about)
+
+    def checksum_too(damage: Any) -> None:
+        """Damage that is older than its checksum: what the part holds is checked too."""
+        damage()
+        path = out / CHECKSUMS
+        digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in format.files(out, 0)]
+        path.write_text(json.dumps({**json.loads(path.read_text()), "0": digests}))
+
+    vectors = rows.arrays["vector"]
+    nan = np.full_like(vectors, np.nan)
+    damages = [
+        (swap, "checksum"),
+        (lambda: edit(arrays={"vector": vectors + 1}), "checksum"),
+        (lambda: checksum_too(swap), "rows are of other images"),
+        (lambda: checksum_too(lambda: edit(arrays={"vector": vectors[:, :-1]})), "other arrays"),
+        (lambda: checksum_too(lambda: edit(arrays={"vector": vectors.astype("f2")})), "other arr"),
+        (lambda: checksum_too(lambda: edit(arrays={"vector": nan})), "not finite"),
+        (lambda: checksum_too(lambda: edit(names=rows.names[::-1])), "rows are of other images"),
+        (lambda: checksum_too(lambda: edit(status=[""] * len(rows))), "rows without a status"),
+    ]
+    for damage, reason in damages:
+        damage()
+        with pytest.raises(VitcliError, match=f"part-00000.*{reason}") as caught:
+            next(iterate_parts(out))
+        assert caught.value.exit_code == 1
+    assert run(model, folder, out, format=kind).rows_encoded == 4
+    assert files(out) == whole
+
+
+@pytest.fixture(scope="module")
+def finished(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("finished")
+    (place / "in").mkdir()
+    Image.new("RGB", (9, 9)).save(place / "in/a.png")
+    run(model, place / "in", place / "out")
+    return place / "out"
+
+
+@given(data=st.data())
+@settings(max_examples=60, derandomize=True, deadline=None)
+def test_a_tampered_list_or_manifest_is_an_error_in_words(
+    finished: Path, data: st.DataObject
+) -> None:
+    out = finished
+    name = data.draw(st.sampled_from([MANIFEST, CHECKSUMS, INPUTS]))
+    path = out / name
+    whole = path.read_bytes()
+    try:
+        if data.draw(st.booleans()):
+            at = data.draw(st.integers(0, len(whole) - 1))
+            bits = data.draw(st.binary(min_size=1, max_size=4))
+            path.write_bytes(whole[:at] + bits + whole[at + data.draw(st.integers(0, 9)) :])
+        elif name == MANIFEST:
+            plain = json.loads(whole)
+            keys = data.draw(st.sampled_from([["settings"], ["inputs"], ["request"], []]))
+            place = plain[keys[0]] if keys else plain
+            key = data.draw(st.sampled_from(sorted(place)))
+            values = st.sampled_from([None, -1, 2**70, "", "x", [], {}, [[]], 0.5, True])
+            place[key] = data.draw(values)
+            path.write_text(json.dumps(plain))
+        try:
+            list(iterate_parts(out))
+            list(iterate_entries(out))
+            load_saved(out)
+        except VitcliError as error:
+            assert error.hint
+    finally:
+        path.write_bytes(whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -39,6 +41,21 @@ def listing(tmp_path: Path) -> Listing:
     return Listing((str(tmp_path / "in"),))
 
 
+def actors_below(process: psutil.Process) -> list[psutil.Process]:
+    """Ray's processes that run a `PartActor`, among the descendants of this one.
+
+    Ray names such a process `ray::Map(PartActor)...`: the name begins so, and no other program's
+    does. Processes that end meanwhile are passed over.
+    """
+    found = []
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone, or a zombie
+            title = " ".join(child.cmdline()[:1])
+            if title.startswith("ray::") and "PartActor" in title and child.pid != os.getpid():
+                found.append(child)
+    return found
+
+
 def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
     listing: Listing, tmp_path: Path
 ) -> None:
@@ -48,11 +65,7 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
 
     def kill_one(done: int, total: int, failures: Counter[str]) -> None:
         if done and not killed:
-            actors = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if any("PartActor" in word for word in process.cmdline()[:1])
-            ]
+            actors = actors_below(psutil.Process())
             assert actors, "no actor is at work"
             actors[0].kill()
             killed.append(actors[0].pid)
