@@ -1,4 +1,4 @@
-"""Memory of `vitcli encode LIST --out DIR` over many small images.
+"""Memory of `vitcli embed FOLDER --out DIR` over many small images.
 
     python experiments/memory.py [--images 50000]
 
@@ -18,14 +18,9 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.result import FolderOptions
-from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
-from vitcli.model import load_model
+import vitcli
 
-TINY = ("patch_size=8", "hidden=24", "depth=1", "heads=3", "mlp_hidden=40")
+TINY = {"patch_size": 8, "hidden": 24, "depth": 1, "heads": 3, "mlp_hidden": 40}
 
 
 class Memory:
@@ -50,9 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--images", type=int, default=50_000)
     asked = parser.parse_args()
-    settings = tuple(parse_setting(f"encoder.{setting}") for setting in TINY)
-    request = ModelRequest(settings=settings, image_size=(16, 16), device="cpu")
-    model = load_model(request)
+    settings = {f"encoder.{key}": value for key, value in TINY.items()}
+    model = vitcli.load(set=settings, image_size=16, device="cpu")
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "images"
@@ -60,8 +54,7 @@ def main() -> None:
         for number in range(asked.images):
             pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(source / f"{number:06d}.jpg")
-        listing, out = Listing((str(source),)), Path(name) / "out"
-        result = encode_folder(request, model, listing, out, FolderOptions(), Memory())
+        result = vitcli.embed(model, source, Path(name) / "out", watch=Memory())
     print(f"{result.ok:,} of {result.rows:,} encoded, {result.images_per_s:.0f} img/s")
 
 

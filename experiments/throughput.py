@@ -1,125 +1,132 @@
-"""How much of the slower stage's speed `vitcli encode FOLDER --out DIR` keeps.
+"""How much of the slower stage's speed `vitcli embed` keeps.
 
-    python experiments/throughput.py [--images 144] [--rounds 3] [--workers 1 2]
+    python experiments/throughput.py [--images 144] [--size 4000x3000] [--rounds 3] [--workers 1 2]
 
-Decoding alone (the same worker processes, nothing behind them), encoding alone (the same batches,
-nothing before them) and the whole command, one after the other, several rounds, in one process on
-the same 12-megapixel JPEGs, which it draws itself: with a core left to the encoder, and with a
-decoding process for each core, the default. Prints images a second (medians over rounds), the
-command's share of the slower stage, and its share of what the cores allow: an image costs
-processes / decoding + threads / encoding seconds of a core, whatever overlaps with what.
+Decoding alone (Pillow's own open, convert and resize in as many processes, nothing behind them),
+encoding alone (the same batches, nothing before them), `vitcli embed` with an encoder of one tiny
+block, which costs nothing, and the whole job, one after the other, several rounds, on the same
+JPEGs, which it draws itself. Prints images per second (medians over rounds), the null encoder's
+share of decoding alone, the job's share of the slower stage, and its share of what the cores
+allow: an image costs processes / decoding + threads / encoding seconds of a core, whatever
+overlaps with what. The last line is the main process's own time per image with the null encoder:
+the images per second that one core of it could pass on.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 
-from vitcli.commands.embed.analysis import encode_folder, encoder_threads
-from vitcli.commands.embed.encoder import FolderOptions, PartEncoder
-from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.parts import Rows
-from vitcli.config.request import ModelRequest
-from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
-from vitcli.images.shards import Entry
-from vitcli.model import load_model
+import vitcli
 
-SIZE = (3000, 4000)
+sys.path.insert(0, str(Path(__file__).parent))
+from embedding import draw
+
+NULL = {"encoder.patch_size": 32, "encoder.hidden": 8, "encoder.depth": 1, "encoder.heads": 1}
 
 
-def draw(folder: Path, count: int, distinct: int = 6) -> list[Entry]:
-    """JPEGs with the spectrum of photographs: amplitude falls as one over frequency."""
-    height, width = SIZE
-    frequency = np.hypot(np.fft.rfftfreq(width)[None], np.fft.fftfreq(height)[:, None])
-    frequency[0, 0] = np.inf
-    distinct = min(distinct, count)
-    for number in range(distinct):
-        rng = np.random.default_rng(number)
-        planes = []
-        for _ in range(3):
-            spectrum = np.fft.rfft2(rng.standard_normal(SIZE)) / frequency
-            plane = np.fft.irfft2(spectrum, SIZE)
-            planes.append(128 + 50 * plane / plane.std())
-        pixels = np.clip(np.stack(planes, axis=-1), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:04d}.jpg", quality=85)
-    for number in range(distinct, count):
-        content = (folder / f"{number % distinct:04d}.jpg").read_bytes()
-        (folder / f"{number:04d}.jpg").write_bytes(content)
-    return [Entry(path.name, str(path)) for path in sorted(folder.iterdir())]
+def prepared(path: str, size: tuple[int, int]) -> tuple[int, int]:
+    """What Pillow itself takes to open, decode and resize an image."""
+    with Image.open(path) as image:
+        return image.convert("RGB").resize(size, Image.Resampling.BILINEAR).size
 
 
 def main() -> None:
-    cores = available_cpus()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = cores or 1
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--images", type=int, default=144)
+    parser.add_argument("--size", default="4000x3000", help="width x height in pixels")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--workers", type=int, nargs="+", default=sorted({max(1, cores - 1), cores})
     )
     parser.add_argument("--preset", default="vit-ti16")
     asked = parser.parse_args()
-    request = ModelRequest(preset=asked.preset, device="cpu")
-    model = load_model(request)
-    threads = encoder_threads(model)
-    torch.set_num_threads(threads)
+    model = vitcli.load(asked.preset, device="cpu")
+    null = vitcli.load(set={**NULL, "encoder.mlp_hidden": 8}, device="cpu")
+    threads = torch.get_num_threads()
+    main_s: list[float] = []
 
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "jpegs", Path(name) / "out"
         source.mkdir()
-        entries = draw(source, asked.images)
+        width, height = map(int, asked.size.split("x"))
+        draw(source, asked.images, (width, height), "jpg", distinct=6)
+        paths = sorted(map(str, source.iterdir()))
+        size = model.input_size
 
-        def decoding(options: FolderOptions, workers: int) -> None:
-            work = DecodeWork(model.preprocessing)
-            with DecodePool(work, workers, options.timeout_s, options.ahead(workers)) as pool:
-                assert all(image.code == "ok" for image in pool.decode(entries))
+        def decoding(workers: int) -> None:
+            with multiprocessing.get_context("spawn").Pool(workers) as pool:
+                pool.map(partial(prepared, size=size), paths[:workers])  # started and warm
+                start.append(time.perf_counter())
+                pool.map(partial(prepared, size=size), paths, chunksize=1)
 
-        height, width = model.input_size
-        pixels = np.random.default_rng(0).standard_normal((3, height, width)).astype(np.float32)
+        pixels = torch.randn(16, 3, *size)
 
-        def encoding(options: FolderOptions, workers: int) -> None:
-            encoder = PartEncoder(model, options, lambda done, failures: None)
-            encoder.encode(Rows.empty(0, entries), iter([Decoded(pixels, 1, 1)] * len(entries)))
+        @torch.inference_mode()
+        def encoding(workers: int) -> None:
+            for first in range(0, len(paths), 16):
+                model.encoder(pixels[: len(paths) - first])
 
-        def command(options: FolderOptions, workers: int) -> None:
-            result = encode_folder(request, model, Listing((str(source),)), out, options)
+        def job(encoder: vitcli.Model, workers: int) -> None:
+            before = time.process_time()
+            result = vitcli.embed(encoder, source, out, workers=workers, part_rows=asked.images)
             assert result.ok == asked.images
+            if encoder is null:
+                main_s.append((time.process_time() - before) / asked.images)
             shutil.rmtree(out)
 
-        stages = (decoding, encoding, command)
-        rates = {(workers, stage): [] for workers in asked.workers for stage in stages}
+        stages = {
+            "decoding": decoding,
+            "encoding": encoding,
+            "null": partial(job, null),
+            "embed": partial(job, model),
+        }
+        rates: dict[tuple[int, str], list[float]] = {
+            (workers, stage): [] for workers in asked.workers for stage in stages
+        }
+        start: list[float] = []
         for _ in range(asked.rounds):
             for (workers, stage), measured in rates.items():
-                options = FolderOptions(part_rows=asked.images, workers=workers)
-                start = time.perf_counter()
-                stage(options, workers)
-                measured.append(asked.images / (time.perf_counter() - start))
+                start.append(time.perf_counter())
+                stages[stage](workers)
+                measured.append(asked.images / (time.perf_counter() - start[-1]))
 
     print(
-        f"{asked.preset}, {asked.images} JPEGs of {SIZE[1]}x{SIZE[0]}, {cores} cores, "
+        f"{asked.preset}, {asked.images} JPEGs of {asked.size}, {cores} cores, "
         f"encoder threads: {threads}, {asked.rounds} rounds, img/s"
     )
     print(
-        "workers  decoding  encoding  vitcli encode  of the slower stage  of what the cores allow"
+        "workers  decoding  encoding  null encoder  of decoding  vitcli embed  of the slower stage"
+        "  of what the cores allow"
     )
     for workers in asked.workers:
-        decode, encode, both = (statistics.median(rates[workers, stage]) for stage in stages)
+        decode, encode, nothing, both = (
+            statistics.median(rates[workers, stage]) for stage in stages
+        )
         most = allowed(decode, encode, workers=workers, threads=threads, cores=cores)
         print(
-            f"{workers:7} {decode:9.2f} {encode:9.2f} {both:14.2f} "
-            f"{both / min(decode, encode):20.2f} {both / most:24.2f}"
+            f"{workers:7} {decode:9.2f} {encode:9.2f} {nothing:13.2f} {nothing / decode:12.2f} "
+            f"{both:13.2f} {both / min(decode, encode):20.2f} {both / most:24.2f}"
         )
+    own = statistics.median(main_s)
+    print(f"main process: {own * 1e3:.2f} ms per image, so {1 / own:.0f} img/s on one core of it")
 
 
 def allowed(decode: float, encode: float, *, workers: int, threads: int, cores: int) -> float:
-    """Images a second that no overlap exceeds: the slower stage's rate, and the cores' time."""
+    """Images per second that no overlap exceeds: the slower stage's rate, and the cores' time."""
     core_seconds = min(workers, cores) / decode + min(threads, cores) / encode
     return min(decode, encode, cores / core_seconds)
 

@@ -22,13 +22,15 @@ def test_stages_that_share_the_cores_share_their_time() -> None:
 def test_every_stage_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(throughput, "SIZE", (30, 40))
-    words = ["throughput.py", "--images", "3", "--rounds", "1", "--workers", "1", "2"]
+    words = ["throughput.py", "--images", "3", "--size", "40x30", "--rounds", "1"]
+    words += ["--workers", "1", "2"]
     monkeypatch.setattr(sys, "argv", words)
     throughput.main()
-    title, _, *rows = capsys.readouterr().out.splitlines()
+    title, _, *rows, main = capsys.readouterr().out.splitlines()
     assert "3 JPEGs of 40x30" in title
     assert [row.split()[0] for row in rows] == ["1", "2"]
     for row in rows:
-        _, decode, encode, both, share, _ = map(float, row.split())
+        _, decode, encode, null, of, both, share, _ = map(float, row.split())
         assert share == pytest.approx(both / min(decode, encode), abs=0.011)
+        assert of == pytest.approx(null / decode, abs=0.011)
+    assert main.startswith("main process: ")
