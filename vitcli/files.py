@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -292,7 +293,9 @@ def _open(path: Path) -> int:
 def _other_lock(path: Path, shared: bool, wait: bool) -> Lock | None:
     if shared:
         return Lock()
-    import filelock
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "only soft file lock is available"
+        import filelock
 
     if path.is_dir():
         beside = path / ".lock"

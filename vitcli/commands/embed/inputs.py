@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitcli.errors import VitcliError
-from vitcli.files import is_folder, printable
+from vitcli.files import as_new, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.folders import Walk
 from vitcli.images.shards import Entry
@@ -212,8 +212,8 @@ def write_inputs(entries: Iterable[Entry], folder: Path, part_rows: int) -> Inpu
     digest, starts = hashlib.sha256(), array("q")
     count = duplicates = at = 0
     try:
+        as_new(Path(name))
         with os.fdopen(fd, "wb") as file, contextlib.ExitStack() as runs:
-            os.fchmod(fd, 0o644)
             last: tuple[bytes, int] | None = None
             for entry in _sorted(entries, folder, runs):
                 if entry.key == last:
