@@ -96,8 +96,17 @@ def build_graph(encoder: VisionEncoder, images: Tensor, layers: bool = False) ->
     return Graph(shared_copy(encoder), images, layers)
 
 
-def write_onnx(graph: Graph, images: Tensor, path: Path, opset: int = OPSET) -> list[Path]:
+def write_onnx(
+    graph: Graph,
+    images: Tensor,
+    path: Path,
+    opset: int = OPSET,
+    check: Callable[[Path], None] = lambda written: None,
+) -> list[Path]:
     """Write a graph whose batch is free and whose height and width are those of `images`.
+
+    `check` sees the whole file before it takes the place of an older one; where it raises, the
+    older one stays.
 
     Returns the files written: `path`, and `path` + `.data` with the weights where all together
     would pass protobuf's 2 GiB. Files take their places when they are whole.
@@ -123,13 +132,14 @@ def write_onnx(graph: Graph, images: Tensor, path: Path, opset: int = OPSET) -> 
         reason = str(error).strip().splitlines()
         raise VitcliError(
             f"cannot export: {type(error).__name__}: {reason[0] if reason else ''}",
-            "another --opset, or --engine compile",
+            f"--opset {OPSET}" if opset != OPSET else "--engine compile",
             exit_code=1,
         ) from error
     assert program is not None
     size = sum(p.numel() * p.element_size() for p in graph.parameters())
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         program.save(Path(folder) / path.name, external_data=size > LARGEST_SINGLE_FILE)
+        check(Path(folder) / path.name)
         files = sorted(Path(folder).iterdir(), reverse=True)  # the data before what refers to it
         for file in files:
             os.replace(file, path.parent / file.name)  # noqa: PTH105 (one call for both platforms)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import vitcli
 from tests.commands.sources import SMALL_SIZE
 from vitcli.build import build_encoder
 from vitcli.cli import app
@@ -16,13 +17,13 @@ from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 
-SMALL = [*SMALL_SIZE, "--set=encoder.depth=2"]
+SMALL_SIZE = [*SMALL_SIZE, "--set=encoder.depth=2"]
 runner = CliRunner()
 
 
 def test_the_file_gives_the_encoders_numbers_at_any_batch(tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
-    result = runner.invoke(app, ["export", str(path), *SMALL, "--seed", "3", "--json"])
+    result = runner.invoke(app, ["export", str(path), *SMALL_SIZE, "--seed", "3", "--json"])
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer["files"] == [{"path": str(path), "bytes": path.stat().st_size}]
@@ -30,7 +31,7 @@ def test_the_file_gives_the_encoders_numbers_at_any_batch(tmp_path: Path) -> Non
     assert answer["inputs"] == [{"name": "images", "shape": ["batch", 3, 32, 32]}]
     assert answer["outputs"][0] == {"name": "tokens", "shape": ["batch", 5, 24]}
 
-    config = load_config(ModelConfig, settings=[parse_setting(s[6:]) for s in SMALL])
+    config = load_config(ModelConfig, settings=[parse_setting(s[6:]) for s in SMALL_SIZE])
     encoder = build_encoder(config.encoder, seed=3)
     session = onnxruntime.InferenceSession(str(path))
     for batch in (1, 8):
@@ -41,24 +42,41 @@ def test_the_file_gives_the_encoders_numbers_at_any_batch(tmp_path: Path) -> Non
         np.testing.assert_allclose(tokens, expected, atol=1e-4)
 
 
-def test_a_graph_that_differs_from_eager_is_an_error(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(("error", "shown"), [(3e-4, "3.0e-04"), (float("nan"), "nan")])
+def test_a_graph_that_differs_leaves_the_file_that_was_there(
+    tmp_path: Path, monkeypatch, error: float, shown: str
+) -> None:
     from vitcli.commands.export import analysis
 
-    monkeypatch.setattr(analysis, "largest_error", lambda *_: 3e-4)
-    result = runner.invoke(app, ["export", str(tmp_path / "small.onnx"), *SMALL])
-    assert result.exit_code == 1 and "differ from eager by 3.0e-04" in result.output
+    monkeypatch.setattr(analysis, "largest_error", lambda *_: error)
+    file = tmp_path / "small.onnx"
+    file.write_bytes(b"a good one")
+    result = runner.invoke(app, ["export", str(file), *SMALL_SIZE])
+    assert result.exit_code == 1 and f"largest difference {shown}" in result.output
+    assert file.read_bytes() == b"a good one" and list(tmp_path.iterdir()) == [file]
+
+
+def test_operator_sets_have_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "small.onnx"
+    file.write_bytes(b"a good one")
+    for opset in ("17", "24"):
+        result = runner.invoke(app, ["export", str(file), *SMALL_SIZE, "--opset", opset])
+        assert result.exit_code == 2 and "--opset" in result.output
+    with pytest.raises(vitcli.VitcliError, match="got 24, expected 18 to 23"):
+        vitcli.export("vit-b16", file, opset=24)
+    assert file.read_bytes() == b"a good one"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["graph.pb"], "graph.pb: a graph is an .onnx file"),
-        (["nowhere/graph.onnx"], "there is no folder nowhere"),
+        (["graph.pb"], "graph.pb: unknown suffix"),
+        (["nowhere/graph.onnx"], "nowhere/graph.onnx: the folder is missing"),
         (["graph.onnx", "--dtype", "bfloat16"], "float32 on the CPU"),
     ],
 )
 def test_what_cannot_be_exported(arguments: list[str], message: str) -> None:
-    result = runner.invoke(app, ["export", *arguments, *SMALL])
+    result = runner.invoke(app, ["export", *arguments, *SMALL_SIZE])
     assert result.exit_code == 2 and message in result.output
 
 

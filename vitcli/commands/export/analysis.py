@@ -2,57 +2,77 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from vitcli.checkpoints.load import digest
 from vitcli.checkpoints.save import WEIGHTS_FILE, save_snapshot
 from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.export.result import ConvertResult, ExportedFile, ExportedTensor, ExportResult
 from vitcli.commands.profile.session import random_images
-from vitcli.engines import OPSET
+from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
-from vitcli.model import Model
-from vitcli.nn.encoder import EncoderOutput
+from vitcli.measures import largest
+from vitcli.model import Model, as_model
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2)
 
 
-def export(model: Model, path: Path, opset: int = OPSET) -> ExportResult:
-    """Export at the model's input size with a free batch, then run the file beside eager.
+def export(
+    model: Model | str | os.PathLike[str], path: str | os.PathLike[str], *, opset: int = OPSET
+) -> ExportResult:
+    """Write an encoder as an ONNX graph at its input size, with a free batch.
+
+    The file is run beside plain torch before it takes its place, so a file that was there before
+    is replaced by a checked one or not at all.
+
+    Args:
+        model: a `Model` in float32 on the CPU, or what `vitcli.load` takes.
+        path: an .onnx file; weights above 2 GiB go to PATH.data beside it.
+        opset: ONNX operator set, one of `vitcli.engines.OPSETS`.
 
     Raises:
-        VitcliError: a path or dtype that cannot be, the extra `onnx` missing, an encoder that
-            cannot be exported, or outputs that differ by more than TOLERANCE (the file stays, so
-            that it can be looked into).
+        VitcliError: an impossible path, dtype or opset, the extra `onnx` missing, an encoder that
+            cannot be exported, or outputs that differ by more than TOLERANCE or are not finite.
     """
+    path = Path(path)
     check_export_file(path)
+    if opset not in OPSETS:
+        raise VitcliError(
+            f"--opset {opset}: cannot be written (got {opset}, expected {OPSETS[0]} to "
+            f"{OPSETS[-1]})",
+            f"--opset {OPSET}",
+        )
+    model = as_model(model)
     if model.dtype != torch.float32 or model.device.type != "cpu":
         raise VitcliError(
-            "a graph is written and checked in float32 on the CPU", "--dtype float32 --device cpu"
+            f"export: a graph is written in float32 on the CPU (got {model.dtype_name} on "
+            f"{model.device})",
+            "--dtype float32 --device cpu",
         )
     onnx, runtime = require("onnx", "onnxruntime")
     images = random_images(model, max(CHECKED_BATCHES))
     graph = build_graph(model.encoder, images)
-    files = write_onnx(graph, images, path, opset)
-    session = open_session(path, graph.names, model.device)
+    errors: list[float] = []
 
-    def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
-        return graph.read(session(images))
+    def check(written: Path) -> None:
+        session = open_session(written, graph.names, model.device)
+        engine = Engine("onnx", lambda images: graph.read(session(images)), runtime.__version__)
+        errors.extend(largest_error(engine, model.encoder, images[:n]) for n in CHECKED_BATCHES)
+        if not largest(errors) <= TOLERANCE:
+            raise VitcliError(
+                f"{path}: the graph differs from torch (largest difference {largest(errors):.1e}, "
+                f"expected at most {TOLERANCE:.0e}); nothing was written",
+                f"--opset {OPSET}" if opset != OPSET else "check the weights with `vitcli encode`",
+                exit_code=1,
+            )
 
-    engine = Engine("onnx", run, runtime.__version__)
-    error = max(largest_error(engine, model.encoder, images[:n]) for n in CHECKED_BATCHES)
-    if not error <= TOLERANCE:
-        raise VitcliError(
-            f"{path}: outputs differ from eager by {error:.1e}, more than {TOLERANCE:.0e}",
-            "another --opset; the file was kept",
-            exit_code=1,
-        )
+    files = write_onnx(graph, images, path, opset, check)
     written = onnx.load(str(path), load_external_data=False)
     return ExportResult(
         model=model_info(model),
@@ -60,7 +80,7 @@ def export(model: Model, path: Path, opset: int = OPSET) -> ExportResult:
         opset=next(item.version for item in written.opset_import if item.domain in ("", "ai.onnx")),
         inputs=tuple(map(_tensor, written.graph.input)),
         outputs=tuple(map(_tensor, written.graph.output)),
-        max_error=error,
+        max_error=largest(errors),
         tolerance=TOLERANCE,
         checked_batches=CHECKED_BATCHES,
         versions={
@@ -78,9 +98,12 @@ def check_export_file(path: Path) -> None:
         VitcliError: another suffix than .onnx, or no such folder.
     """
     if path.suffix != ".onnx":
-        raise VitcliError(f"{path}: a graph is an .onnx file", f"{path.with_suffix('.onnx').name}")
+        raise VitcliError(
+            f"{path}: unknown suffix (got {path.suffix or 'none'}, expected .onnx)",
+            f"vitcli export {path.with_suffix('.onnx')}",
+        )
     if not path.parent.is_dir():
-        raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+        raise VitcliError(f"{path}: the folder is missing", f"mkdir -p {path.parent}")
 
 
 def _tensor(value: object) -> ExportedTensor:
@@ -90,14 +113,22 @@ def _tensor(value: object) -> ExportedTensor:
     return ExportedTensor(value.name, shape)  # type: ignore[attr-defined]
 
 
-def convert(model: Model, folder: Path) -> ConvertResult:
+def convert(model: Model | str | os.PathLike[str], folder: str | os.PathLike[str]) -> ConvertResult:
     """Write a loaded checkpoint as `folder`, which loads back bit for bit.
 
+    Args:
+        model: a `Model` loaded from a checkpoint, or a checkpoint as `vitcli.load` takes it.
+        folder: the directory to write, whole when it appears.
+
     Raises:
-        VitcliError: no checkpoint, no known preprocessing, or a place that cannot be written.
+        VitcliError: no checkpoint, unknown preprocessing, or a place that cannot be written.
     """
+    model, folder = as_model(model), Path(folder)
     if model.report is None:
-        raise VitcliError("these weights are fresh: there is no checkpoint to convert")
+        raise VitcliError(
+            f"{model.name}: random weights cannot be converted (expected a checkpoint)",
+            "vitcli convert SOURCE OUT",
+        )
     config = model.config.model_copy(update={"preprocess": model.preprocessing})
     save_snapshot(folder, config, model.encoder)
     file = folder / WEIGHTS_FILE

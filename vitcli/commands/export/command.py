@@ -9,7 +9,7 @@ import typer
 
 from vitcli.config.load import parse_setting
 from vitcli.config.request import ModelRequest
-from vitcli.engines import OPSET
+from vitcli.engines import OPSET, OPSETS
 from vitcli.ui.options import ModelOptions, Output, grouped
 from vitcli.ui.tables import show
 
@@ -21,11 +21,18 @@ def export(
     *,
     model: ModelOptions,
     opset: Annotated[
-        int, typer.Option("--opset", min=18, metavar="N", help="ONNX operator set.")
+        int,
+        typer.Option(
+            "--opset",
+            min=OPSETS[0],
+            max=OPSETS[-1],
+            metavar="N",
+            help=f"ONNX operator set, {OPSETS[0]} to {OPSETS[-1]}.",
+        ),
     ] = OPSET,
     output: Output,
 ) -> None:
-    """Write an encoder as an ONNX graph with a free batch, checked against eager.
+    """Write an encoder as an ONNX graph with a free batch, checked against plain torch.
 
     Weights above 2 GiB go to OUT.onnx.data beside it. Needs the extra `onnx`.
 
@@ -38,7 +45,7 @@ def export(
 
     request = model.to_request()
     if request.weights is None:
-        request.fresh_config()  # a bad config is told before torch is loaded
+        request.fresh_config()  # a bad config is an error before torch is loaded
     with status("loading torch and the encoder"):
         from vitcli.commands.export import analysis
         from vitcli.model import load_model
@@ -46,7 +53,7 @@ def export(
         analysis.check_export_file(out)
         loaded = load_model(request)
     with status("exporting and checking"):
-        result = analysis.export(loaded, out, opset)
+        result = analysis.export(loaded, out, opset=opset)
     if loaded.fresh:
         note("fresh weights: the graph describes the architecture, not a trained encoder")
     show(result, output.form)
@@ -60,7 +67,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write.")],
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="Fills in what the source does not tell."),
+        typer.Option("--preset", metavar="NAME", help="Fills in settings that the source lacks."),
     ] = None,
     settings: Annotated[
         list[str] | None,
