@@ -122,6 +122,8 @@ def test_an_unreadable_image_leaves_the_others_answered(photos: list[str], tmp_p
     [
         (["--rollout"], "--overlay"),
         (["--fuse", "max"], "--overlay"),
+        (["--scale", "panel"], "--overlay"),
+        (["--scale", "log", "--overlay", "x.png"], "shared"),
         (["--fuse", "median", "--overlay", "x.png"], "mean, max or min"),
         (["--layers", "5"], "blocks are 1 to 4"),
         (["--layers", "0"], "blocks are 1 to 4"),

@@ -1,12 +1,28 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from tests.commands.sources import tiny_model
 from tests.conftest import tiny_encoder
 from vitcli.commands.attention import reductions as attention
-from vitcli.commands.attention.maps import Rollout, attention_maps, default_query, fuse_heads
+from vitcli.commands.attention.analysis import attn_entropy
+from vitcli.commands.attention.maps import (
+    MOST_PANELS,
+    OverlayCollector,
+    Rollout,
+    attention_maps,
+    default_query,
+    fuse_heads,
+)
+from vitcli.commands.attention.view import overlay_figure
+from vitcli.images.patches import MapPanel, MapSheet
 from vitcli.nn.hooks import explicit_attention, tapped
 
 
@@ -98,3 +114,66 @@ def test_small_parts_of_a_batch_give_the_same_maps(
     assert (whole.heads - parts.heads).abs().max() < 1e-12
     assert whole.rollout is not None and parts.rollout is not None
     assert (whole.rollout - parts.rollout).abs().max() < 1e-12
+
+
+def sheet(*levels: float) -> MapSheet:
+    """A panel for each level, one value everywhere, over the right half of a picture."""
+    panels = tuple(MapPanel(f"{level}", ((level, level), (level, level))) for level in levels)
+    return MapSheet(0, "sheet", (20.0, 0.0, 40.0, 20.0), (30.0, 0.0, 40.0, 10.0), panels)
+
+
+def drawn(figure: Any, title: str) -> Any:
+    (axes,) = [a for a in figure.axes if a.get_title().startswith(title)]
+    return np.asarray(axes.images[0].get_array())
+
+
+def test_one_scale_for_all_panels_and_no_uniform_map_looks_bright() -> None:
+    picture = Image.new("RGB", (40, 20), "white")
+    shared = overlay_figure([sheet(0.0, 1.0, 8.0)], [picture])
+    nothing, uniform, most = (drawn(shared, f"{x}, max") for x in (0.0, 1.0, 8.0))
+    assert nothing == pytest.approx(1.0)  # the white picture itself
+    assert np.abs(uniform - nothing).max() < 0.2 < 0.6 < np.abs(most - nothing).max()
+    alone = overlay_figure([sheet(1.0)], [picture])
+    assert np.abs(drawn(alone, "1.0, max") - drawn(alone, "1.0, max").max()).max() < 0.9
+    own = overlay_figure([sheet(1.0, 8.0)], [picture], "panel")
+    assert drawn(own, "1.0, max") == pytest.approx(drawn(own, "8.0, max"))
+    labels = [axes.get_xlabel() for part in shared.subfigs for axes in part.axes]
+    assert sum("times uniform" in label for label in labels) == 1
+
+
+def test_the_overlay_shows_what_the_encoder_saw() -> None:
+    picture = Image.new("RGB", (40, 20), "black")
+    picture.paste((255, 0, 0), (20, 0, 40, 20))
+    figure = overlay_figure([sheet(1.0)], [picture])
+    seen = drawn(figure, "what the encoder saw")
+    assert seen.shape == (20, 20, 3) and (seen == (255, 0, 0)).all()
+
+
+def test_maps_are_in_times_uniform(tmp_path: Path) -> None:
+    """Queries of zero: attention is uniform, so that every patch has 1, also under a window."""
+    Image.new("RGB", (32, 24), "teal").save(tmp_path / "a.png")
+    for mask in ({"mask": "none"}, {"mask": "window", "window": 2}):
+        model = tiny_model(attention=mask, registers=2)
+        with torch.no_grad():
+            for block in model.encoder.vit.blocks:
+                block.attention.qkv.weight[:24] = 0
+                block.attention.qkv.bias[:24] = 0
+        maps = OverlayCollector("0,0", None, "mean", rollout=False)
+        attn_entropy(model, str(tmp_path / "a.png"), watch=maps)
+        (found,) = maps.sheets
+        assert [panel.title for panel in found.panels][1:] == ["head 1", "head 2", "head 3"]
+        for panel in found.panels:
+            values = np.array(panel.values)
+            inside = values[:2, :2] if mask["mask"] == "window" else values
+            assert inside == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_figure_of_many_images_stays_a_page(tmp_path: Path) -> None:
+    paths = []
+    for number in range(40):
+        Image.new("RGB", (32, 24), (number, 0, 0)).save(tmp_path / f"{number}.png")
+        paths.append(str(tmp_path / f"{number}.png"))
+    maps = OverlayCollector("cls", "1,2", "mean", rollout=True)
+    attn_entropy(tiny_model(), paths, watch=maps)
+    assert len(maps.sheets) + maps.left_out == 80
+    assert sum(len(one.panels) + 1 for one in maps.sheets) <= MOST_PANELS

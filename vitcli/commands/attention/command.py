@@ -67,6 +67,14 @@ def attn_entropy(
             "--fuse", metavar="mean|max|min", help="How --overlay fuses heads (default: mean)."
         ),
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale",
+            metavar="shared|panel",
+            help="One color scale for all panels of --overlay, or one per panel (default: shared).",
+        ),
+    ] = None,
     rollout: Annotated[
         bool,
         typer.Option(
@@ -100,13 +108,16 @@ def attn_entropy(
 
     check_figure_file(plot)
     check_figure_file(overlay)
-    if overlay is None and (rollout or fuse):
+    if overlay is None and (rollout or fuse or scale):
+        named = "--rollout" if rollout else "--fuse" if fuse else "--scale"
         raise VitcliError(
-            f"{'--rollout' if rollout else '--fuse'} says what --overlay draws",
+            f"{named} says what --overlay draws",
             "add --overlay maps.png",
         )
     if fuse not in (None, "mean", "max", "min"):
         raise VitcliError(f"--fuse {fuse}: unknown", "mean, max or min")
+    if scale not in (None, "shared", "panel"):
+        raise VitcliError(f"--scale {scale}: unknown", "--scale shared or --scale panel")
     requests = models.to_requests()
     for request in requests:
         if request.weights is None:
@@ -152,7 +163,8 @@ def attn_entropy(
         from vitcli.ui.console import plural
 
         what = f"{plural(len(maps.sheets), 'sheet')} of maps"
-        draw(overlay_figure(maps.sheets, maps.pictures), plot.at(overlay), what)
+        drawing = overlay_figure(maps.sheets, maps.pictures, scale or "shared")
+        draw(drawing, plot.at(overlay), what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets did not fit")
     if output.form != "table" or result.models:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitcli.commands.attention.analysis import parse_layers
 from vitcli.commands.attention.reductions import (
     few_at_once,
+    largest_entropies,
     patch_index,
     query_slice,
     token_groups,
@@ -162,15 +163,17 @@ def _joined(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.cat([torch.stack(list(part)) for part in parts], dim=1)
 
 
-MOST_SHEETS = 24
-"""Pictures x blocks x encoders in one figure; beyond it nobody looks at them."""
+MOST_PANELS = 84
+"""Maps in one figure: a page of some 20 inches; beyond it nobody looks at them."""
 
 
 @dataclass
 class OverlayCollector:
     """Watches `attn_entropy` and keeps one query's maps of what goes by.
 
-    Without `layers` it is the last block. `left_out` counts what did not fit in MOST_SHEETS.
+    Without `layers` it is the last block. `left_out` counts sheets that did not fit in MOST_PANELS.
+    Values of the sheets are in times uniform: attention times the number of tokens that the query
+    can see.
     """
 
     query: str
@@ -184,7 +187,11 @@ class OverlayCollector:
 
     def __call__(self, model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
         layers = parse_layers(self.layers or "-1", model.config.encoder.depth)
-        room = max(0, MOST_SHEETS - len(self.sheets)) // len(layers)
+        per_sheet = model.config.encoder.heads + 2 + self.rollout
+        drawn = sum(len(sheet.panels) + 1 for sheet in self.sheets)
+        room = max(0, MOST_PANELS - drawn) // (per_sheet * len(layers))
+        if not self.sheets:
+            room = max(1, room)
         self.left_out += max(0, len(batch) - room) * len(layers)
         if not room:
             return
@@ -199,6 +206,13 @@ class OverlayCollector:
         names = {"cls": "CLS", "patch": "mean patch query"}
         grid = model.encoder.front_end.grid(pixels)
         query = names.get(maps.query, f"patch {maps.query}")
+        chosen = query_slice(maps.query, token_groups(model.encoder), grid)
+        most = largest_entropies(model.encoder, grid)
+        # Times uniform: attention by the number of tokens that the query can see.
+        seen = torch.stack([most[layer - 1][chosen].exp().mean() for layer in layers])
+        uniform = seen[:, None, None, None]
+        fused, heads = maps.fused * uniform, maps.heads * uniform[..., None]
+        rollout = None if maps.rollout is None else maps.rollout * uniform
         for place, item in enumerate(batch[:room]):
             picture = item.decoded.image
             size = picture.height, picture.width
@@ -209,13 +223,13 @@ class OverlayCollector:
                 query_box = patch_box(box, row, column, grid)
             self.pictures.append(picture)
             for index, layer in enumerate(layers):
-                panels = [MapPanel(f"{self.fusion} of heads", _tuples(maps.fused[index, place]))]
-                if maps.rollout is not None:
-                    rolled = maps.rollout[index, place]
-                    panels.append(MapPanel(f"rollout of {self.fusion}", _tuples(rolled)))
+                panels = [MapPanel(f"{self.fusion} of heads", _tuples(fused[index, place]))]
+                if rollout is not None:
+                    rolled = _tuples(rollout[index, place])
+                    panels.append(MapPanel(f"rollout of {self.fusion}", rolled))
                 panels += [
                     MapPanel(f"head {head}", _tuples(values))
-                    for head, values in enumerate(maps.heads[index, place], start=1)
+                    for head, values in enumerate(heads[index, place], start=1)
                 ]
                 title = (
                     f"{PurePath(item.path).name}: {model.name}, "

@@ -17,10 +17,11 @@ from vitcli.commands.attention.result import (
     HeadAttention,
     LayerAttention,
 )
-from vitcli.images.patches import MapSheet
+from vitcli.images.patches import Box, MapSheet
 from vitcli.ui.console import table
 from vitcli.ui.figures import count_along_x
-from vitcli.ui.patches import bare, covered, lay, outline, scaled, shrunk
+from vitcli.ui.patches import bare, lay, outline, shrunk
+from vitcli.ui.style import PAGE, caption, new_figure, series, styled
 
 BAR = 6
 """Cells of a full bar."""
@@ -149,91 +150,190 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
     return grid
 
 
+@styled
 def figure(result: AttentionResult) -> Any:
-    """Entropy with its spread over heads, attention distance and outliers against depth."""
+    """Entropy, attention distance and outliers against depth; entropy by layer and head below."""
     import numpy as np
-    from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(12, 4), layout="constrained")
-    entropy, distance, outliers = drawing.subplots(1, 3)
-    for model in result.models:
+    models = result.models
+    columns = min(3, len(models))
+    rows = -(-len(models) // columns)
+    drawing = new_figure(2.7 + 1.7 * rows)
+    top, bottom = drawing.subfigures(2, 1, height_ratios=[2.7, 1.7 * rows])
+    entropy, distance, outliers = top.subplots(1, 3)
+    for place, model in enumerate(models):
         x = [layer.layer for layer in model.layers]
-        y = [layer.entropy_normalised for layer in model.layers]
-        spread = [layer.head_spread or 0.0 for layer in model.layers]
-        (line,) = entropy.plot(x, y, marker="o", markersize=3, label=_label(model))
-        low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
-        entropy.fill_between(x, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-        same = {"marker": "o", "markersize": 3, "color": line.get_color()}
-        distance.plot(x, np.array([layer.attention_distance_px for layer in model.layers]), **same)
-        outliers.plot(x, np.array([100 * layer.outlier_share for layer in model.layers]), **same)
-    titles = {
-        entropy: "entropy / uniform, ± standard deviation over heads",
-        distance: "mean attention distance, px",
-        outliers: "outlier patch tokens, %",
+        y = np.array([layer.entropy_normalised for layer in model.layers])
+        spread = np.array([layer.head_spread or 0.0 for layer in model.layers])
+        how = series(place) | {"clip_on": False}  # a marker at 0 or 1 is whole
+        entropy.plot(x, y, label=_label(model), **how)
+        low, high = (y - spread).clip(0, 1), (y + spread).clip(0, 1)
+        entropy.fill_between(x, low, high, alpha=0.2, color=how["color"], linewidth=0)
+        distance.plot(x, [layer.attention_distance_px for layer in model.layers], **how)
+        outliers.plot(x, [100 * layer.outlier_share for layer in model.layers], **how)
+    labels = {
+        entropy: "entropy (1: uniform)",
+        distance: "attention distance (px)",
+        outliers: "outlier patch tokens (%)",
     }
-    for axes, title in titles.items():
-        axes.set_title(title, fontsize=10)
+    for axes, label in labels.items():
+        axes.set_ylabel(label)
         axes.set_xlabel("block")
         count_along_x(axes)
-        axes.grid(alpha=0.3)
+        axes.grid()
+    entropy.set_ylim(0, 1)
     for axes, least in ((distance, 0.0), (outliers, 1.0)):
-        peak = max(float(line.get_ydata().max()) for line in axes.lines)
+        peak = max(float(np.max(line.get_ydata())) for line in axes.lines)
         axes.set_ylim(0, 1.1 * max(peak, least))
-    drawing.legend(loc="outside lower center", fontsize=8, ncols=2)
+    top.legend(loc="outside upper center", ncols=2 if len(models) > 1 else 1)
+    panels = bottom.subplots(rows, columns, squeeze=False).flatten()
+    for axes in panels[len(models) :]:
+        axes.set_axis_off()
+    for axes, model in zip(panels, models, strict=False):
+        shown = _by_head(axes, model)
+    bottom.colorbar(shown, ax=list(panels), label="entropy (1: uniform)", shrink=0.9)
+    images = max(len(model.images) for model in models)
+    count = f"{images} image{'s' * (images != 1)}"
+    caption(drawing, f"band: ± standard deviation over heads; means over {count}")
     return drawing
+
+
+def _by_head(axes: Any, model: EncoderAttention) -> Any:
+    """The entropy of each head (across) of each layer (down) from 0 to 1."""
+    values = [[head.entropy_normalised for head in layer.heads] for layer in model.layers]
+    image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    blocks, heads = [layer.layer for layer in model.layers], len(values[0])
+    for axis, names in ((axes.yaxis, blocks), (axes.xaxis, list(range(1, heads + 1)))):
+        step = -(-len(names) // 8)
+        axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
+    axes.set_xlabel("head")
+    axes.set_ylabel("block")
+    axes.set_title(model.name)
+    return image
 
 
 def _label(model: EncoderAttention) -> str:
     return f"{model.name}, {model.registers} registers, {model.weights}"
 
 
-MOST_COLUMNS = 8
+MOST_COLUMNS = 6
 """Panels side by side in a sheet."""
-DIMMED = 400
-"""White of the gray picture under a map, so that 255 is not too bright to see the map on."""
+LEAST_TOP = 2.0
+"""The color scale reaches at least twice uniform, so that a uniform map does not look bright."""
+SHOWN_QUANTILE = 0.995
+"""A shared scale ends here, so that one patch that takes all does not leave the rest dark."""
 
 
-def overlay_figure(sheets: Sequence[MapSheet], pictures: Sequence[Any]) -> Any:
-    """A sheet for each image and block: the picture, then each panel's map on its pixels.
+@styled
+def overlay_figure(
+    sheets: Sequence[MapSheet], pictures: Sequence[Any], scale: str = "shared"
+) -> Any:
+    """A sheet for each image and block: what the encoder saw, then each panel's map on it.
 
-    `pictures` are the Pillow images that `MapSheet.image` counts. The color scale of a panel runs
-    from 0 to its own largest value.
+    `pictures` are the Pillow images that `MapSheet.image` counts. Values are attention in times
+    uniform; the picture is light gray, and the color covers it more where attention is stronger.
+    One color scale for all panels, or with `scale` panel one for each, that ends at its maximum.
     """
-    from matplotlib.figure import Figure
+    import numpy as np
 
     most = 1 + max(len(sheet.panels) for sheet in sheets)
     columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))  # rows of equal length
+    panel = PAGE / columns
     heights = []
     for sheet in sheets:
-        picture = pictures[sheet.image]
         rows = math.ceil((len(sheet.panels) + 1) / columns)
-        heights.append(rows * (picture.height / picture.width * 1.6 + 0.25) + 0.45)
-    drawing = Figure(figsize=(1.65 * columns, sum(heights)), layout="constrained")
+        crop = cropped(pictures[sheet.image], sheet.box)
+        heights.append(rows * (min(crop.height / crop.width, 2.0) * panel * 0.95 + 0.2) + 0.3)
+    heights[-1] += 0.55  # for the color bar, or the caption
+    drawing = new_figure(sum(heights))
     parts = drawing.subfigures(len(sheets), 1, height_ratios=heights, squeeze=False)[:, 0]
+    every = np.concatenate([np.ravel(p.values) for sheet in sheets for p in sheet.panels])
+    top = max(LEAST_TOP, float(np.quantile(every, SHOWN_QUANTILE)))
+    axes: list[Any] = []
     for sheet, part in zip(sheets, parts, strict=True):
-        _draw_sheet(part, sheet, pictures[sheet.image], columns)
+        axes += _draw_sheet(part, sheet, pictures[sheet.image], columns, top, scale)
+    if scale == "shared":
+        _color_bar(drawing, parts, top, float(every.max()) > top)
+    else:
+        caption(drawing, "each panel: 0 (gray) to its own maximum, in times uniform (x)")
     return drawing
 
 
-def _draw_sheet(part: Any, sheet: MapSheet, picture: Any, columns: int) -> None:
-    shown = shrunk(picture)
-    box = scaled(sheet.box, picture, shown)
+def _color_bar(drawing: Any, parts: Any, top: float, cut: bool) -> None:
+    """The colors as they are laid on a picture of medium gray."""
+    import numpy as np
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    share = np.linspace(0, 1, 256)
+    gray = np.full((256, 3), 1 - LIGHT / 2)
+    mappable = ScalarMappable(Normalize(0, top), ListedColormap(laid_over(gray, share)))
+    last = parts[-1]
+    last.colorbar(
+        mappable,
+        ax=last.axes,
+        location="bottom",
+        extend="max" if cut else "neither",
+        label="attention, times uniform (1: uniform)",
+        fraction=0.06,
+        aspect=40,
+    )
+
+
+MAP = "viridis_r"
+"""Perceptually uniform, light where there is little attention, as the picture under it is."""
+LIGHT = 0.45
+"""How much of its contrast to white the gray picture keeps."""
+
+
+def laid_over(gray: Any, share: Any) -> Any:
+    """Colors (..., 3) of attention `share` (...) from 0 to 1 over a gray picture (..., 3)."""
+    from matplotlib import colormaps
+
+    return gray * (1 - share[..., None]) + colormaps[MAP](share)[..., :3] * share[..., None]
+
+
+def cropped(picture: Any, box: Box) -> Any:
+    """What the encoder saw of a Pillow picture; black where its crop reaches over the edges."""
+    left, top, right, bottom = (round(side) for side in box)
+    return picture.convert("RGB").crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+
+
+def _draw_sheet(
+    part: Any, sheet: MapSheet, picture: Any, columns: int, top: float, scale: str
+) -> list[Any]:
+    import numpy as np
+
+    seen = cropped(picture, sheet.box)
+    shown = shrunk(seen)
+    height, width = shown.shape[:2]
     rows = math.ceil((len(sheet.panels) + 1) / columns)
     axes = list(part.subplots(rows, columns, squeeze=False).flat)
-    part.suptitle(
-        f"{sheet.title}; map covers {covered(sheet.box, picture.height, picture.width)}", fontsize=8
-    )
+    part.suptitle(sheet.title)
     for place in axes:
         bare(place)
     axes[0].imshow(shown)
-    outline(axes[0], box)
-    bare(axes[0], "image")
+    bare(axes[0], "what the encoder saw")
+    light = np.repeat(1 - (1 - shown.mean(axis=2, keepdims=True) / 255) * LIGHT, 3, 2)
     for place, panel in zip(axes[1:], sheet.panels, strict=False):
-        laid = lay(panel.values, box, *shown.shape[:2])
         peak = max(max(row) for row in panel.values)
-        place.imshow(shown.mean(axis=2), cmap="gray", vmin=0, vmax=DIMMED)
-        place.imshow(laid, cmap="inferno", vmin=0, vmax=peak or 1.0, alpha=0.65)
-        bare(place, f"{panel.title}, max {peak:.2g}")
+        end = top if scale == "shared" else (peak or 1.0)
+        laid = lay(panel.values, (0, 0, width, height), height, width)
+        place.imshow(laid_over(light, (laid / end).clip(0, 1)))
+        bare(place, f"{panel.title}, max {peak:.1f}x")
     if sheet.query_box is not None:
+        box = _within(sheet.query_box, sheet.box, width, height)
         for place in axes[: len(sheet.panels) + 1]:
-            outline(place, scaled(sheet.query_box, picture, shown), "lime")
+            outline(place, box, "#D55E00")
+    return axes
+
+
+def _within(box: Box, crop: Box, width: int, height: int) -> Box:
+    """A box of the picture in the pixels of its crop, drawn as width x height."""
+    across, down = width / (crop[2] - crop[0]), height / (crop[3] - crop[1])
+    return (
+        (box[0] - crop[0]) * across,
+        (box[1] - crop[1]) * down,
+        (box[2] - crop[0]) * across,
+        (box[3] - crop[1]) * down,
+    )
