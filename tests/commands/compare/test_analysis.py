@@ -22,8 +22,6 @@ from vitcli.images.preprocess import preprocess
 from vitcli.model import Model
 from vitcli.nn.hooks import layer_points, tapped
 
-Load = Callable[..., Model]
-
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
