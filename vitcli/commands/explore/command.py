@@ -17,7 +17,7 @@ LayersOption = Annotated[
     typer.Option(
         "--layers",
         metavar="N,M,...",
-        help="Layers to choose from from: 0 is the input of the first block, i the "
+        help="Layers, with commas: 0 is the input of the first block, i the "
         "output of block i, -1 the last (default: four, evenly spaced).",
     ),
 ]

@@ -1,0 +1,240 @@
+"""Pages that are made from the program itself: commands, config keys, presets and families.
+
+An mkdocs hook. Each command's page is its own help, then one of its examples run on small encoders
+and pictures drawn here, with what it printed and drew.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import os
+import re
+import shlex
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+SMALL = "--preset vit-ti16 --set encoder.depth=3 --image-size 96"
+RUNS = {
+    "encode": f"vitcli encode cat.png {SMALL} --plot encode.png",
+    "embed": f"vitcli embed photos/ {SMALL} --out vectors/ --format npy",
+    "neighbors": "vitcli neighbors vectors/ photos/cat/0.png --count 3 --plot neighbors.png",
+    "probe": "vitcli probe vectors/ --k 3",
+    "params": "vitcli params --preset vit-b16 --preset dinov2-s14 --plot params.png",
+    "profile": f"vitcli profile {SMALL} --batch 1 --batch 4 --runs 3 --plot profile.png",
+    "attn-entropy": f"vitcli attn-entropy cat.png {SMALL} --registers 0,4 --plot entropy.png",
+    "compare": "vitcli compare vit-ti16 vit-ti16 cat.png --set encoder.depth=3 "
+    "--set-b encoder.norm_eps=1e-2 --plot cka.png",
+    "explore": f"vitcli explore cat.png {SMALL} --out cat.html",
+    "grid": f"vitcli grid cat.png {SMALL} --plot grid.png",
+    "train-shapes": "vitcli train-shapes --epochs 1 --set data.train_size=512 "
+    "--set data.val_size=256 --set encoder.depth=1 --plot run.png",
+    "presets": "vitcli presets siglip2-b16",
+    "families": "vitcli families timm",
+    "sweep": "vitcli sweep toy.yaml --plot toy.png",
+}
+"""One command per page, in an order in which each finds what it reads."""
+TOY = """\
+question: How do parameters grow with depth?
+command: params
+base: {preset: vit-ti16}
+grid: {encoder.depth: [3, 6, 12]}
+metrics: {parameters: models.0.total}
+"""
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = dict(examples(Path(folder)))
+    pages = {
+        "reference/config.md": config_page(),
+        "reference/families.md": families_page(),
+        "commands/index.md": commands_index(),
+    }
+    for name in commands():
+        text, picture = outputs.get(name, ("", b""))
+        pages[f"commands/{name}.md"] = command_page(name, text, bool(picture))
+        if picture:
+            files.append(File.generated(config, f"commands/{name}.png", content=picture))
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def commands() -> list[str]:
+    from vitcli.commands import COMMANDS
+
+    return list(COMMANDS)
+
+
+def examples(folder: Path) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    """What each command of RUNS printed, and what it drew."""
+    from typer.testing import CliRunner
+
+    from vitcli.cli import app
+
+    draw_pictures(folder)
+    (folder / "toy.yaml").write_text(TOY)
+    with contextlib.chdir(folder):
+        for name, line in RUNS.items():
+            done = CliRunner().invoke(app, shlex.split(line)[1:], env={"COLUMNS": "100"})
+            if done.exit_code:
+                raise SystemExit(f"docs: {line}\n{done.output}")
+            drawn = re.search(r"--plot (\S+)", line)
+            picture = Path(drawn[1]).read_bytes() if drawn else b""
+            yield name, (done.stdout.rstrip(), picture)
+
+
+def draw_pictures(folder: Path) -> None:
+    """A cat of ellipses, and two classes of pictures of plain colors."""
+    from PIL import Image, ImageDraw
+
+    def cat(place: tuple[int, int], size: tuple[int, int], fur: tuple[int, int, int]) -> Any:
+        image = Image.new("RGB", size, (96, 140, 96))
+        pen = ImageDraw.Draw(image)
+        x, y = place
+        pen.ellipse((x - 70, y - 60, x + 70, y + 60), fill=fur)
+        for side in (-1, 1):
+            ear = [(x + side * 60, y - 40), (x + side * 70, y - 110), (x + side * 10, y - 60)]
+            pen.polygon(ear, fill=fur)
+            pen.ellipse((x + side * 30 - 10, y - 20, x + side * 30 + 10, y), fill="black")
+        return image
+
+    cat((180, 180), (500, 375), (200, 120, 40)).save(folder / "cat.png")
+    for number in range(12):
+        for name, fur in (("cat", (200, 120, 40)), ("fox", (220, 80, 30))):
+            path = folder / "photos" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cat((120 + 9 * number, 150 + 5 * number), (400, 300), fur).save(path)
+
+
+def command_page(name: str, printed: str, drawn: bool) -> str:
+    """The help of a command and, where RUNS has one, an example with its output."""
+    shown = "" if not printed else f"## An example\n\n```console\n$ {RUNS[name]}\n{printed}\n```\n"
+    picture = f"\n![What --plot draws]({name}.png)\n" if drawn else ""
+    return f"# vitcli {name}\n\n```text\n{help_text(name)}\n```\n\n{shown}{picture}"
+
+
+def help_text(name: str) -> str:
+    from typer.testing import CliRunner
+
+    from vitcli.cli import app
+
+    done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "100", "NO_COLOR": "1"})
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip()
+
+
+def commands_index() -> str:
+    lines = ["# Commands", "", "| command | what it does |", "|---|---|"]
+    for name in commands():
+        from vitcli.commands import command_function
+
+        summary = (inspect.getdoc(command_function(name)) or "").splitlines()[0]
+        lines.append(f"| [`{name}`]({name}.md) | {summary} |")
+    lines += [
+        "",
+        "Every command has `--help` with examples and defaults, prints JSON, CSV, Markdown",
+    ]
+    lines += ["or LaTeX with `--format`, and draws with `--plot` where there is something to draw."]
+    return "\n".join(lines) + "\n"
+
+
+def config_page() -> str:
+    """Every key of the config: its type, default and meaning, from the schema."""
+    from vitcli.config import schema, training
+
+    parts = [
+        "# Config keys",
+        "",
+        "A preset, then a YAML file, then `--set KEY=VALUE`: the later wins. Keys are those of the "
+        "YAML with dots, such as `encoder.attention.mask`. `--print-config` prints every key of a "
+        "model with its value. Plain scalars follow YAML 1.2's core schema.",
+    ]
+    sections = [
+        ("encoder", schema.EncoderConfig),
+        ("encoder.position_table", schema.TableConfig),
+        ("encoder.rope", schema.RopeConfig),
+        ("encoder.attention", schema.AttentionConfig),
+        ("preprocess", schema.PreprocessConfig),
+        ("data (train-shapes)", training.ShapesData),
+        ("data (train)", training.ImagesData),
+        ("train", training.TrainConfig),
+        ("train.lora", training.LoraConfig),
+    ]
+    for title, section in sections:
+        meaning = " ".join((inspect.getdoc(section) or "").split())
+        parts += ["", f"## {title}", "", meaning, "", "| key | type | default | meaning |"]
+        parts.append("|---|---|---|---|")
+        comments = field_comments(section)
+        for key, field in section.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            plain = "see its own section" if hasattr(default, "model_fields") else f"`{default}`"
+            row = (f"`{key}`", f"`{type_words(field)}`", plain, comments.get(key, ""))
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    return "\n".join(parts) + "\n"
+
+
+def type_words(field: Any) -> str:
+    from typing import get_args, get_origin
+
+    annotation = field.annotation
+    words = [str(choice) for choice in get_args(annotation)] if "Literal" in str(annotation) else []
+    if words and get_origin(annotation) is not None and "Literal" in str(get_origin(annotation)):
+        return " or ".join(words)
+    text = getattr(annotation, "__name__", str(annotation))
+    return re.sub(r"(typing\.|vitcli\.[\w.]+\.|<class '|'>)", "", text)
+
+
+def field_comments(section: Any) -> dict[str, str]:
+    """The string below each field of a class, by the field's name."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(node, ast.ClassDef)
+    found, last = {}, ""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            last = line.target.id
+        elif isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and last:
+            found[last] = " ".join(str(line.value.value).split())
+        else:
+            last = ""
+    return found
+
+
+def families_page() -> str:
+    """What --weights reads and how each family was verified; the presets."""
+    from vitcli.commands.catalog.analysis import families, presets
+
+    parts = [
+        "# Checkpoint families and presets",
+        "",
+        "A family is recognized by its tensors and config, never by a file's name, and accepted "
+        "only where every setting that changes numbers is known. `vitcli verify SOURCE` compares "
+        "your own file with its library.",
+        "",
+        "| family | library | model_type | verified |",
+        "|---|---|---|---|",
+    ]
+    for row in families().families:
+        cells = (row.name, row.library, ", ".join(row.model_types), row.verified)
+        parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    parts += ["", "## Presets", "", "| preset | hidden | depth | heads | patch | parameters |"]
+    parts.append("|---|---:|---:|---:|---:|---:|")
+    for preset in presets().presets:
+        numbers = (preset.hidden, preset.depth, preset.heads, preset.patch_size)
+        shown = " | ".join(map(str, numbers))
+        parts.append(f"| `{preset.name}` | {shown} | {preset.parameters:,} |")
+    return "\n".join(parts) + "\n"
+
+
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+os.environ.setdefault("MPLBACKEND", "Agg")
