@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.sources import vit_folder
 
@@ -26,6 +29,32 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
     folder = vit_folder(tmp_path / "repo")
     (folder / "pytorch_model.bin").write_bytes(b"not the best checkpoint")
     (folder / "README.md").write_text("no weights")
+    with served(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The same of a VLM whose tower is in one of four shards, and its language model in others."""
+    folder = vit_folder(tmp_path / "repo")
+    tower = {f"vit.{n}": t for n, t in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    shards = [f"model.safetensors-0000{i}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    save_file({n: t.clone() for n, t in tower.items()}, folder / shards[1])
+    shard_of = dict.fromkeys(tower, shards[1])
+    for shard in (shards[0], *shards[2:]):
+        name = f"model.language_model.{shard}.weight"
+        save_file({name: torch.zeros(500_000)}, folder / shard)
+        shard_of[name] = shard
+    index = {"weight_map": shard_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").write_text("{}")
+    with served(folder) as found:
+        yield found
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
     names = sorted(file.name for file in folder.iterdir())
     fetched: list[str] = []
 
@@ -88,6 +117,23 @@ def test_a_repository_is_fetched_once_and_then_read_from_the_cache(
     first = vitcli(REPO, tmp_path / "home", endpoint)
     assert first.returncode == 0, first.stderr
     assert sorted(fetched) == ["config.json", "model.safetensors"]
+    fetched.clear()
+    again = vitcli(REPO, tmp_path / "home", "http://127.0.0.1:9")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout and not fetched
+
+
+def test_of_a_sharded_model_the_towers_shard_alone_is_fetched(
+    sharded: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    endpoint, fetched = sharded
+    first = vitcli(REPO, tmp_path / "home", endpoint)
+    assert first.returncode == 0, first.stderr
+    assert sorted(fetched) == [
+        "config.json",
+        "model.safetensors-00002-of-00004.safetensors",
+        "model.safetensors.index.json",
+    ]
     fetched.clear()
     again = vitcli(REPO, tmp_path / "home", "http://127.0.0.1:9")
     assert again.returncode == 0, again.stderr

@@ -92,7 +92,9 @@ def _first(value: Any, *_: object) -> Any:
 
 
 _DTYPES = {
-    name: kind for name in dir(torch) if isinstance(kind := getattr(torch, name), torch.dtype)
+    name: kind
+    for name in dir(torch)
+    if isinstance(kind := getattr(torch, name), torch.dtype | torch.qscheme)
 }
 _STORAGES = {
     f"{name}Storage": dtype
