@@ -153,11 +153,12 @@ def decode_within(
 def _limit(memory_bytes: int) -> None:
     """Die with the parent, leave Ctrl-C to it, keep a decoder's chatter and appetite in bounds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # Windows has no nice
         os.nice(_NICE)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        with contextlib.suppress(ValueError, OSError, ImportError):
             import resource
 
             if memory_bytes:

@@ -172,9 +172,9 @@ def _with_parent(lock: Lock) -> dict[str, Any]:
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
     """What the child does before it becomes the trial; nothing where the kernel cannot."""
-    if not sys.platform.startswith("linux"):
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if prctl is None:
         return None
-    prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
