@@ -170,3 +170,55 @@ def test_dotted_paths() -> None:
     parts = {"parts": [{"name": "FFN", "share": 0.6}, {"name": "norms", "share": 0.1}, 3]}
     assert lookup(parts, "parts.norms.share") == 0.1
     assert lookup(parts, "parts.softmax.share") is None
+
+
+HOLES = """
+command: train-shapes
+grid: {lr: [0.2, 0.4], norm: [nan, ok, crash]}
+repeat: 2
+metrics: {score: result.score, loss: history.-1.loss}
+"""
+
+
+def test_groups_with_holes_come_last_unless_asked(sweeper: Sweeper) -> None:
+    """The fake's `nan` gives no score with any seed, though its loss is a number."""
+    sweeper.run(HOLES)
+    for sort in ("-score", "loss", "-loss"):
+        groups = sweeper.report(HOLES, sort=sort).groups
+        assert [g.incomplete for g in groups] == [False, False, True, True, True, True]
+    mixed = sweeper.report(HOLES, sort="loss", mix_incomplete=True).groups
+    assert [g.params["norm"] for g in mixed][:4] == ["nan", "ok", "nan", "ok"]
+    by_lr = sweeper.report(HOLES, group=("lr",)).groups
+    assert [(g.diverged, dict(g.states)) for g in by_lr] == [(2, {"done": 4, "failed": 2})] * 2
+    assert {g.metrics["score"].n for g in by_lr} == {2}
+
+
+def test_random_draws_that_repeat_are_counted(sweeper: Sweeper) -> None:
+    text = "command: train-shapes\nrandom: {trials: 12, space: {lr: [0.1, 0.2, 0.3]}}"
+    sweeper.run(text)
+    found = sweeper.report(text)
+    assert (found.drawn, found.distinct, len(found.trials)) == (12, 3, 3)
+    assert "3 distinct points of 12 drawn" in str(found)
+
+
+def test_from_python(sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vitcli
+    from vitcli.commands.sweep import analysis
+
+    monkeypatch.chdir(sweeper.folder)
+    real = analysis.Runner
+    monkeypatch.setattr(
+        analysis, "Runner", lambda *given: real(*given[:6], sweeper.program, *given[7:])
+    )
+    (sweeper.folder / "x.yaml").write_text(
+        "command: train-shapes\ngrid: {lr: [0.1, 0.3]}\nrepeat: 2\nmetrics: [result.score]"
+    )
+    seen = []
+    found = vitcli.sweep("x.yaml", jobs=2, sort="-score", on_event=seen.append)
+    assert [g.params["lr"] for g in found.groups] == [0.3, 0.1]
+    assert found.directory == "runs/x" and seen[-1].counts.done == 4
+    again = vitcli.sweep("runs/x", where=["lr=0.1"])
+    assert [t.params["lr"] for t in again.trials] == [0.1, 0.1]
+    assert again.figure().axes and again.to_dict()["states"] == {"done": 4}
+    with pytest.raises(vitcli.VitcliError, match="not the directory of a sweep"):
+        vitcli.sweep(sweeper.folder)

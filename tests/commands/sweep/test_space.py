@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.options import setting_text
-from vitcli.commands.sweep.space import Range, draw
+from vitcli.commands.sweep.space import Choice, Range, draw
 from vitcli.commands.sweep.spec import belongs, expand, repeats, trial_id
 from vitcli.config.load import parse_setting
 from vitcli.config.yaml import parse_yaml
@@ -135,3 +135,50 @@ def test_a_search_knows_its_own_trials(sweeper: Sweeper) -> None:
     for change in ({"lr": 0.6}, {"norm": "x"}, {"seed": 2}, {"batch": 5}, {"out": "x"}):
         assert not belongs(sweep, {**params, **change})
     assert json.dumps(params)
+
+
+def test_draws_are_those_of_optunas_random_sampler() -> None:
+    """Sweeps of the first release drew by Optuna; resumed, they must draw the same points."""
+    import optuna
+    from optuna import distributions as of
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    pairs: dict[str, tuple[Range | Choice, Any]] = {
+        "real": (Range(0.0, 1.0), of.FloatDistribution(0, 1)),
+        "log": (Range(1e-4, 0.1, True), of.FloatDistribution(1e-4, 0.1, log=True)),
+        "steps": (Range(0.0, 0.9, False, 0.1), of.FloatDistribution(0, 0.9, step=0.1)),
+        "whole": (Range(-3, 50), of.IntDistribution(-3, 50)),
+        "stride": (Range(1, 9, False, 2), of.IntDistribution(1, 9, step=2)),
+        "octave": (Range(1, 1000, True), of.IntDistribution(1, 1000, log=True)),
+        "word": (Choice(("x", 2, None)), of.CategoricalDistribution(("x", 2, None))),
+        "one": (Choice((3,)), of.CategoricalDistribution((3,))),
+        "point": (Range(5, 5), of.IntDistribution(5, 5)),
+    }
+    for seed in (0, 1, 2**31):
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+        asked = {name: pairs[name][1] for name in sorted(pairs)}
+        wanted = [dict(study.ask(asked).params) for _ in range(100)]
+        assert draw({name: ours for name, (ours, _) in pairs.items()}, 100, seed) == wanted
+
+
+def test_a_high_off_the_step_is_told_and_never_drawn(sweeper: Sweeper) -> None:
+    text = "random: {trials: 40, space: {lr: {low: 0.1, high: 1.0, step: 0.4}}}"
+    sweep = sweeper.load(HEAD + text)
+    assert sweep.notes() == [
+        "lr: high 1 is not a whole number of steps of 0.4 from 0.1; the last value is 0.9",
+        "40 draws from a space of 3 points: some repeat",
+    ]
+    assert {t.params["lr"] for t in expand(sweep)} == {0.1, 0.5, 0.9}
+    assert sweeper.load(HEAD + text.replace("1.0", "0.9").replace("40", "3")).notes() == []
+
+
+def test_sweeps_read_yaml_1_2(sweeper: Sweeper) -> None:
+    """No octal by a leading zero, no base 60, only true and false are switches."""
+    grid = "grid: {seed: [007, 008, 010], norm: [on, off, yes], lr: [1e-3, 1.0e1]}"
+    sweep = sweeper.load(HEAD + grid)
+    assert sweep.grid == {
+        "seed": [7, 8, 10], "norm": ["on", "off", "yes"], "lr": [0.001, 10.0],
+    }  # fmt: skip
+    assert sweeper.load(HEAD + "base: {lr: 1:30}").base == {"lr": "1:30"}
+    with pytest.raises(VitcliError, match=r"toy\.yaml:2: on"):
+        sweeper.load(HEAD + "on: 3")
