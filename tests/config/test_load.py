@@ -133,7 +133,7 @@ def test_words_have_a_nearest_and_presets_a_list(tmp_path: Path) -> None:
     assert "mine.yaml:2: there is no preset 'vit-s61' | did you mean vit-s16?" in complaint(
         tmp_path, "name: a\npreset: vit-s61"
     )
-    assert complaint(tmp_path, "{}", preset="zzz").endswith("`vitcli presets` lists them")
+    assert complaint(tmp_path, "{}", preset="zzz").endswith("run `vitcli presets` for the list")
     assert "did you mean rope2d?" in complaint(tmp_path, "{}", "encoder.position=rope")
     assert "correct the value" in complaint(tmp_path, "{}", "encoder.norm_placement=middle")
 

@@ -71,7 +71,7 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
     """
     if name not in preset_names():
         named = f"{source}: " if source else ""
-        hint = nearest(name[:100], preset_names(), "`vitcli presets` lists them")
+        hint = nearest(name[:100], preset_names(), "run `vitcli presets` for the list")
         raise VitcliError(f"{named}there is no preset {_short(name)}", hint)
     file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
@@ -181,7 +181,7 @@ def load_config(
     document = read_yaml(file) if file else None
     base = document.data.pop("preset", None) if document else None
     if base is not None and not isinstance(base, str):
-        raise VitcliError(f"{file}: preset: expected a name", "`vitcli presets` lists them")
+        raise VitcliError(f"{file}: preset: expected a name", "run `vitcli presets` for the list")
     if base and preset and base != preset:
         raise VitcliError(
             f"{file} is based on preset {base!r}, the command line says {preset!r}",

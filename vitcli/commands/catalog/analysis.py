@@ -20,7 +20,7 @@ def presets(word: str = "") -> PresetsResult:
     if not rows:
         families = sorted({family(name) for name in names})
         raise VitcliError(
-            f"no preset's name contains {word!r}", "for example " + ", ".join(families)
+            f"no preset's name contains {word!r}", "name one of " + ", ".join(families)
         )
     return PresetsResult(tuple(sorted(rows, key=lambda r: (r.family, r.parameters, r.name))))
 
@@ -59,5 +59,7 @@ def families(word: str = "") -> FamiliesResult:
         if word.lower() in f"{f.name} {f.library}".lower()
     )
     if not rows:
-        raise VitcliError(f"no family's name contains {word!r}", "`vitcli families` lists all")
+        raise VitcliError(
+            f"no family's name contains {word!r}", "run `vitcli families` for the list"
+        )
     return FamiliesResult(rows)

@@ -133,22 +133,27 @@ def _batch(runs: Sequence[ProfileRun]) -> list[str]:
 
 
 def _resolution(config: EncoderConfig, image_size: tuple[int, int]) -> str:
-    """By arithmetic: the products grow with the square of the tokens, the rest with the tokens."""
+    """By arithmetic: where every token sees every token, the products grow with their square."""
     double = (2 * image_size[0], 2 * image_size[1])
+    macs, macs_double = (_operations(config, size) for size in (image_size, double))
     (ffn, products), (ffn_double, products_double) = (
-        _operations(config, size) for size in (image_size, double)
+        (m[FFN] / sum(m.values()), m[ATTENTION_PRODUCTS] / sum(m.values()))
+        for m in (macs, macs_double)
     )
-    # 2 N^2 D for the products against 2 N D M for the FFN (3 N D M gated) in each block
-    even = config.mlp_hidden * (1.5 if config.mlp == "gated" else 1)
-    return (
+    text = (
         f"At twice the side ({double[0]}x{double[1]}) the attention products go from "
         f"{products:.0%} to {products_double:.0%} of the operations and FFN from {ffn:.0%} to "
-        f"{ffn_double:.0%}; beyond {even:.0f} tokens the products outweigh FFN."
+        f"{ffn_double:.0%}"
     )
+    rows, columns = config.grid_at(image_size)
+    per_token = config.depth * (config.prefix_tokens + rows * columns)
+    if macs[ATTENTION_PRODUCTS] != 2 * config.hidden * per_token**2 // config.depth:
+        return text + "."  # windows, neighborhoods or channels
+    # 2 N^2 D for the products against N times the FFN's operations for a token, in each block
+    even = macs[FFN] / per_token / (2 * config.hidden)
+    return f"{text}; beyond {even:.0f} tokens the products outweigh FFN."
 
 
-def _operations(config: EncoderConfig, image_size: tuple[int, int]) -> tuple[float, float]:
-    """Share of the operations in FFN and in the attention products."""
-    macs = {cost.name: cost.total.macs for cost in component_costs(config, image_size)}
-    total = sum(macs.values())
-    return macs[FFN] / total, macs[ATTENTION_PRODUCTS] / total
+def _operations(config: EncoderConfig, image_size: tuple[int, int]) -> dict[str, int]:
+    """Multiply-accumulates of each component."""
+    return {cost.name: cost.total.macs for cost in component_costs(config, image_size)}
