@@ -187,8 +187,26 @@ def plan_weights(
     config, preprocess_by, notes = _with_preprocess(config, checkpoint, family, preset, overrides)
     if image_size:
         config = for_input_size(config, image_size)
+    names = class_names(configs.get("config.json"), config.encoder.head_out)
+    config = config.model_copy(update={"classes": names})
     notes = (*_notes(match, tower, checkpoint), *notes)
     return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by, notes)
+
+
+def class_names(config: Mapping[str, Any] | None, outputs: int | None) -> tuple[str, ...] | None:
+    """What the outputs of a published classifier stand for: `id2label`, or timm's `label_names`.
+
+    None where nobody named them; transformers writes LABEL_0, LABEL_1 ... where it knows no names.
+    """
+    named: Any = (config or {}).get("id2label") or (config or {}).get("label_names")
+    if isinstance(named, dict):
+        named = [named.get(str(index), named.get(index)) for index in range(len(named))]
+    if not isinstance(named, list) or len(named) != outputs:
+        return None
+    if not all(isinstance(name, str) for name in named):
+        return None
+    placeholders = [f"LABEL_{index}" for index in range(len(named))]
+    return None if named == placeholders else tuple(named)
 
 
 def _whole(
