@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Scripted use without a sweep's file: a loop over `vitcli … --json`, read as JSON, a line a run.
 #
-#   experiments/norm-loop.sh                             the 2x2 table, about 6 minutes
-#   experiments/norm-loop.sh --set data.train_size=2048  any option of train-shapes
+#   experiments/norm-loop.sh                             the 2x2 table, about a minute
+#   experiments/norm-loop.sh --set data.train_size=4096  any option of train-shapes
 #   NORMS=post WARMUPS="0 0.05 0.1 0.2" experiments/norm-loop.sh
 #
 # VITCLI is the program to run; jq is used where it is installed, else python3.
@@ -21,7 +21,7 @@ print(*(result[name] for name in sys.argv[1:]), sep="\t")' "$@"
 
 printf 'norm\twarmup\tval_accuracy\tverdict\n'
 for norm in ${NORMS:-pre post}; do
-    for warmup in ${WARMUPS:-0 0.1}; do
+    for warmup in ${WARMUPS:-0 0.25}; do
         printf '%s\t%s\t' "$norm" "$warmup"
         # shellcheck disable=SC2086  # VITCLI may be several words
         $vitcli train-shapes --norm "$norm" --warmup "$warmup" --json "$@" |

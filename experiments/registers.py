@@ -28,6 +28,13 @@ UNSEEN = 10_000_000
 """Images from this index on are neither in the training nor in the validation set."""
 
 
+RECIPE = (
+    *("--lr", "1e-3", "--set", "encoder.depth=12"),
+    *("--set", "data.train_size=16384", "--set", "data.val_size=2048"),
+)
+"""Twelve blocks, so that there are layers to compare."""
+
+
 def vitcli(*arguments: str | Path) -> dict[str, Any]:
     """What a vitcli command prints with --json."""
     command = [sys.executable, "-m", "vitcli", *map(str, arguments), "--json"]
@@ -42,7 +49,7 @@ def train(folder: Path, registers: int, seed: int, extra: list[str]) -> dict[str
     if not answer.exists():
         resume = ["--resume"] if (folder / "config.yaml").exists() else []
         options = ["--registers", str(registers), "--seed", str(seed), "--out", str(folder)]
-        found = vitcli("train-shapes", *options, *resume, *extra)
+        found = vitcli("train-shapes", *RECIPE, *options, *resume, *extra)
         part = folder / "result.json.part"
         part.write_text(json.dumps(found["result"], indent=2))
         part.replace(answer)

@@ -13,8 +13,7 @@ from vitcli import build
 from vitcli.build import build_encoder, build_meta, register
 from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import component_costs
-from vitcli.commands.train.optimizer import make_optimizer
-from vitcli.commands.train.start import copy_weights
+from vitcli.commands.train.start import copy_weights, make_optimizer
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.training import TrainConfig

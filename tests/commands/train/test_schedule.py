@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vitcli.commands.train.optimizer import learning_rate, warmup_steps
+from vitcli.commands.train.start import learning_rate, warmup_steps
 
 
 def test_warmup_is_a_fraction_below_one_and_steps_from_one_on() -> None:

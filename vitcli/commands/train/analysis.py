@@ -11,7 +11,6 @@ from vitcli.commands.train.data import ShapesSource, TrainingData
 from vitcli.commands.train.datasets import ImagesSource
 from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.optimizer import learning_rate, warmup_steps
 from vitcli.commands.train.outcome import (
     CONFIDENCE,
     MARGIN,
@@ -32,9 +31,11 @@ from vitcli.commands.train.result import (
 )
 from vitcli.commands.train.snapshots import RunDirectory, event_writer
 from vitcli.commands.train.start import (
+    learning_rate,
     map_outputs,
     set_threads,
     start_encoder,
+    warmup_steps,
     with_classifier,
 )
 from vitcli.config.load import Setting, resized_to
@@ -330,7 +331,7 @@ def images_of(
         test=request.test,
         check=request.check,
         fail_fast=request.fail_fast,
-        report=lambda done, total: show(done, total, "images checked"),
+        report=lambda done, total: show(done, total, "images decoded"),
     )
 
 

@@ -29,7 +29,6 @@ from vitcli.commands.train.data import (
     seed_device,
     soft_targets,
 )
-from vitcli.commands.train.optimizer import audit, learning_rate, make_optimizer, warmup_steps
 from vitcli.commands.train.outcome import (
     Outcome,
     Progress,
@@ -42,7 +41,13 @@ from vitcli.commands.train.outcome import (
 from vitcli.commands.train.parallel import World
 from vitcli.commands.train.result import AuditRow
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
-from vitcli.commands.train.start import trained_names
+from vitcli.commands.train.start import (
+    audit,
+    learning_rate,
+    make_optimizer,
+    trained_names,
+    warmup_steps,
+)
 from vitcli.config.training import TrainConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state

@@ -34,7 +34,7 @@ class Lines:
             self.bar(done, total, facts)
         elif tenth != self.tenths:
             self.tenths = tenth
-            self.bar.line(f"step {done}/{total}: {facts}")
+            self.bar.line(f"{done}/{total}: {facts}")
 
     def line(self, text: str) -> None:
         """Something to know."""
