@@ -1,4 +1,4 @@
-"""What a run starts from: the encoder with its classifier, which of it trains, AdamW, the schedule."""
+"""What a run starts from: the encoder with its classifier, which of it trains, AdamW, its rates."""
 
 from __future__ import annotations
 
