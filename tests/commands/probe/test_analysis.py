@@ -225,7 +225,7 @@ def test_a_missing_library_is_told_before_images_are_encoded(
     monkeypatch.setitem(sys.modules, "sklearn", None)
     out = tmp_path / "out"
     told = CliRunner().invoke(app, ["probe", str(tmp_path / "in"), "--out", str(out), *SMALL])
-    assert told.exit_code == 2 and "probe needs scikit-learn" in told.output
+    assert told.exit_code == 2 and "scikit-learn is missing" in told.output
     assert not out.exists()
 
 

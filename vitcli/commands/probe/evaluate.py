@@ -44,7 +44,7 @@ def sklearn() -> Any:
         import sklearn.pipeline
         import sklearn.preprocessing
     except ImportError as error:
-        raise VitcliError("probe needs scikit-learn", install_extra("probe")) from error
+        raise VitcliError("probe: scikit-learn is missing", install_extra("probe")) from error
     return sklearn
 
 
