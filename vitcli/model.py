@@ -36,7 +36,7 @@ from vitcli.images.preprocess import preprocess
 from vitcli.nn.adapters import add_adapter_state
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 from vitcli.nn.hooks import attentions, explicit_attention, tapped
-from vitcli.results import LoadReport
+from vitcli.results import LoadReport, ModelInfo
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 """One image: a file's path, a Pillow image, or an array (H, W, 3) of 8-bit RGB."""
@@ -341,6 +341,22 @@ class Model:
         cls, dist = (parts[kind][:, 0] if kind in parts else None for kind in ("cls", "dist"))
         patches = tokens[:, start:].unflatten(1, grid)
         return Features(patches, cls, parts.get("registers"), dist)
+
+
+def model_info(model: Model) -> ModelInfo:
+    """What a result says of the model that it is about."""
+    encoder = model.config.encoder
+    return ModelInfo(
+        model.name,
+        model.parameters,
+        encoder.hidden,
+        encoder.depth,
+        encoder.heads,
+        model.weights,
+        str(model.device),
+        model.dtype_name,
+        model.report,
+    )
 
 
 def load(

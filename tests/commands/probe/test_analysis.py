@@ -6,6 +6,7 @@ import gzip
 import json
 import struct
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,23 @@ def test_every_layer_is_probed_where_the_vectors_hold_layers(tmp_path: Path) -> 
     assert [one["layer"] for one in last["ranked"]] == [1]
     missing = answer(tmp_path / "out", "--layers", "3", code=2)
     assert "does not hold these layers (got layers: 0, 1)" in missing["error"]
+
+
+def test_images_are_probed_without_keeping_their_vectors(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 5)
+    said = answer(tmp_path / "in", *SMALL, "--workers", "1")
+    assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]
+    for split, numbers in (("train", range(6)), ("val", range(6, 9))):
+        with tarfile.open(tmp_path / f"{split}.tar", "w") as shard:
+            for number in numbers:
+                name = ("dark", "light")[number % 2]
+                picture = tmp_path / f"in/{name}/{number % 5}.png"
+                label = tmp_path / f"{number}.cls"
+                label.write_text(str(number % 2))
+                shard.add(picture, f"{number}.png")
+                shard.add(label, f"{number}.cls")
+    (tmp_path / "shards").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.tar").rename(tmp_path / f"shards/{split}.tar")
+    said = answer(tmp_path / "shards", *SMALL, "--workers", "1", "--k", "1")
+    assert said["classes"] == ["0", "1"] and said["protocol"].startswith("learned from 6 images")

@@ -24,13 +24,12 @@ from vitcli.commands.compare.similarity import (
     centered_gram,
     jackknife_error,
 )
-from vitcli.commands.encode.analysis import model_info
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
-from vitcli.model import Color, Model, Picture, Pictures, as_model, picture_list
+from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
 from vitcli.nn.positions import Grid

@@ -37,7 +37,6 @@ from vitcli.commands.embed.result import (
     FolderResult,
     VectorColumn,
 )
-from vitcli.commands.encode.analysis import model_info
 from vitcli.config.request import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
@@ -45,7 +44,7 @@ from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.shards import Entry
-from vitcli.model import Model, as_model
+from vitcli.model import Model, as_model, model_info
 from vitcli.results import FailedImage
 
 _EXAMPLES = 10

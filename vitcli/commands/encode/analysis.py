@@ -17,10 +17,10 @@ from vitcli.errors import VitcliError
 from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite
-from vitcli.model import Color, Model, Pictures, as_model, picture_list
+from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points
-from vitcli.results import FailedImage, ModelInfo
+from vitcli.results import FailedImage
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 
@@ -28,21 +28,6 @@ Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 def nothing_around(model: Model, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
     """A forward pass that nobody else watches."""
     return nullcontext()
-
-
-def model_info(model: Model) -> ModelInfo:
-    encoder = model.config.encoder
-    return ModelInfo(
-        model.name,
-        model.parameters,
-        encoder.hidden,
-        encoder.depth,
-        encoder.heads,
-        model.weights,
-        str(model.device),
-        model.dtype_name,
-        model.report,
-    )
 
 
 def encode(

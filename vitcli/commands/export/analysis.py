@@ -9,7 +9,6 @@ import torch
 
 from vitcli.checkpoints.load import digest
 from vitcli.checkpoints.save import WEIGHTS_FILE, save_snapshot
-from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.export.result import ConvertResult, ExportedFile, ExportedTensor, ExportResult
 from vitcli.commands.profile.session import random_images
 from vitcli.engines import OPSET, OPSETS
@@ -17,7 +16,7 @@ from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
 from vitcli.measures import largest
-from vitcli.model import Model, as_model
+from vitcli.model import Model, as_model, model_info
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2)

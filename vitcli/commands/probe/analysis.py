@@ -118,12 +118,12 @@ def probe(
             folder, models, labeled, layers, limit, out, tokens, workers, watch, say, stack
         )
         cost = _costs(models, folder, advance) if len(models) > 1 else []
+        if labeled and images.labels is None:
+            images = with_classes(images, shard_labels(images))  # while the vectors are there
     if unlabeled:
         return agreement(folder, images, k)
     if targets is not None:
         images = with_targets(images, Path(targets))
-    elif images.labels is None:
-        images = with_classes(images, shard_labels(images))
     trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
     if len(images.encoders) == 1 and layers is None:
         return trial.single()

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.params.result import ATTENTION_PRODUCTS, FFN, OUTPUT_PROJECTION, QK_NORM, QKV
 from vitcli.commands.profile.machine import describe_machine
@@ -16,7 +15,7 @@ from vitcli.commands.profile.session import Session, random_images
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
 from vitcli.inference import Advance
-from vitcli.model import Model
+from vitcli.model import Model, model_info
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.nn.hooks import attentions

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.encode.analysis import model_info
 from vitcli.commands.verify.result import Checked, VerifyResult
 from vitcli.engines.reference import Backbone, open_reference
 from vitcli.errors import VitcliError
@@ -21,7 +20,7 @@ from vitcli.images.decode import ImageError
 from vitcli.images.shapes import synthetic_image
 from vitcli.inference import Advance, picture_name
 from vitcli.measures import all_finite, largest_difference
-from vitcli.model import Model, Pictures, load, picture_list, read_picture
+from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
 from vitcli.nn.encoder import EncoderOutput
 from vitcli.nn.hooks import layer_points, tapped
 from vitcli.results import FailedImage
