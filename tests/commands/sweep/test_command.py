@@ -230,3 +230,23 @@ def test_importing_the_command_line_imports_no_optuna_or_torch() -> None:
     root = str(Path(__file__).parents[3])
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
     assert done.returncode == 0
+
+
+def test_a_report_says_what_differs_and_how_many_seeds_would_settle(toy: Path) -> None:
+    """The fake's score is 1 - |lr - 0.5| + seed / 100; one of the six is raised by 0.004."""
+    toy.write_text(
+        "command: train-shapes\ngrid: {lr: [0.1, 0.2]}\nrepeat: 3\n"
+        "metrics: {accuracy: result.score}\n"
+    )
+    run(toy)
+    for place in Path("runs/toy/trials").iterdir():
+        result = json.loads((place / "result.json").read_text())
+        result["result"]["score"] += 0.004 * (round(result["result"]["score"], 2) == 0.71)
+        (place / "result.json").write_text(json.dumps(result))
+    shown = run("--report", "runs/toy", "--power", "0.02").stdout
+    assert "lr 0.2 is better than lr 0.1 by 0.1" in shown and "3 pairs" in shown
+    answer = json.loads(run("--report", "runs/toy", "--power", "0.02", "--json").stdout)
+    (pair,) = answer["comparisons"]
+    assert pair["difference"] == pytest.approx(-0.1 - 0.004 / 3) and answer["power_for"] == 0.02
+    csv_rows = run("--report", "runs/toy", "--format", "csv").stdout.splitlines()
+    assert len(csv_rows) == 7

@@ -61,7 +61,7 @@ def test_a_pruner_reads_what_the_trial_is_told_to_write(sweeper: Sweeper) -> Non
         "search: {trials: 2, metric: a, direction: maximize, space: {lr: [1, 2]}, "
         "pruner: {value: loss%s}}\n"
     )
-    assert "nothing tells" in refused(HEAD + search % "").message
+    assert "no option makes" in refused(HEAD + search % "").message
     assert "directory" in refused(HEAD + search % ", file: run/metrics.jsonl").message
     out = 'base: {out: "{trial}/run"}\n'
     found = sweeper.load(HEAD + out + search % "").search

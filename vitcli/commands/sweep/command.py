@@ -42,11 +42,11 @@ def sweep(
     ] = None,
     out: Annotated[
         Path | None,
-        run_option("--out", metavar="DIR", help="Where trials go (default: runs/NAME)."),
+        run_option("--out", metavar="DIR", help="Directory of the trials (default: runs/NAME)."),
     ] = None,
     report: Annotated[
         Path | None,
-        report_option("--report", metavar="DIR|FILE", help="Run nothing: show what is there."),
+        report_option("--report", metavar="DIR|FILE", help="Run nothing: report what has run."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -80,7 +80,7 @@ def sweep(
     ] = None,
     sort: Annotated[
         str | None,
-        report_option("--sort", metavar="NAME", help="Sort by it; -NAME for the largest first."),
+        report_option("--sort", metavar="NAME", help="Sort by this; -NAME for the largest first."),
     ] = None,
     group: Annotated[
         str | None,
@@ -131,9 +131,12 @@ def sweep(
 ) -> None:
     """Run a command over a space that a YAML file describes, and report the results.
 
-    Run it again and it runs what is missing. Several processes may run the same sweep, on any
-    machine that sees the directory --out. With the extra stats, pairs of levels are compared.
-    Trials run this vitcli, or the program that VITCLI_SWEEP_PROGRAM names: "srun -n1 vitcli".
+    Run it again and it runs what is missing. Several processes may run the same sweep,
+    on any machine that sees the directory --out.
+
+    With the extra stats, pairs of levels are compared: 95% intervals, paired by seed.
+
+    Trials run this vitcli, or the program that VITCLI_SWEEP_PROGRAM names.
 
     \b
     Examples:

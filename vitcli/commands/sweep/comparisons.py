@@ -121,7 +121,7 @@ def _pair(
 
 
 def _values(group: SweepGroup, trials: Mapping[str, SweepTrial], metric: str) -> dict[str, float]:
-    """The group's numbers by what tells its trials apart: the seed, and keys that are pooled."""
+    """The group's numbers by what distinguishes its trials: the seed, and keys that are pooled."""
     found = {}
     for id in group.trials:
         trial = trials[id]

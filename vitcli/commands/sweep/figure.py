@@ -135,7 +135,7 @@ def _named(report: SweepReport, key: str) -> str:
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
-    """A bar a group: the last key is the color, the others' values stand below; a dot a trial."""
+    """One bar per group: the last key is the color, the other values stand below; dots: trials."""
     keys = _varying(report)
     color = keys[-1] if len(keys) > 1 else None
     below = [key for key in keys if key != color]
@@ -268,7 +268,7 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
 
 
 def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
-    """One thin line a trial, one color a group."""
+    """One thin line per trial, one color per group."""
     curves = _curves(report)
     if not curves:
         raise VitcliError(
@@ -282,7 +282,7 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
                 ys = [float("nan") if y is None else y for y in curve.y]
                 how = series(index, marker=False)
                 axes.plot(curve.x, ys, label=label or "_", **{**how, "linewidth": 0.8})
-                label = "_"  # one entry a group
+                label = "_"  # one entry per group
     axes.set_xlabel(_named(report, report.curve_names[0]))
     axes.set_ylabel(_named(report, report.curve_names[1]))
     axes.grid()
@@ -332,7 +332,7 @@ def _varying(report: SweepReport) -> list[str]:
 
 
 def _label(report: SweepReport, group: SweepGroup, along: str = "") -> str:
-    """What tells a group from the others, but for the axis it is drawn along."""
+    """What distinguishes a group, without the axis it is drawn along."""
     keys = [key for key in _varying(report) if key != along]
     return ", ".join(f"{_named(report, key)} {text(group.params[key])}" for key in keys)
 

@@ -53,7 +53,7 @@ class Command:
     keys: frozenset[str] = frozenset()
     check: Callable[[Mapping[str, Any]], None] = lambda params: None
     stands_for: Mapping[str, str] = field(default_factory=dict)
-    """Options that are shorthands, and their config keys: beside its key, one says nothing."""
+    """Options that are shorthands, and their config keys: beside its key, one has no effect."""
 
     @property
     def writes(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from vitcli.commands.sweep.spec import (
     belongs,
     expand,
 )
-from vitcli.commands.sweep.study import check_search, check_storage, elsewhere
+from vitcli.commands.sweep.study import check_search, check_storage, remote_trials
 from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
@@ -180,7 +180,7 @@ def _trials(sweep: Sweep, results: Results, stale: bool, named: bool) -> list[Sw
     planned = {trial.id: trial.params for trial in expand(sweep)}
     found: dict[str, SweepTrial] = {}
     there = {place.path.name: place for place in results.trials()} if results.root.is_dir() else {}
-    remote = elsewhere(sweep, results) if _may_open(sweep, named) else {}
+    remote = remote_trials(sweep, results) if _may_open(sweep, named) else {}
     for id, params in planned.items():
         if id in there:
             found[id] = _local(id, there[id], sweep)

@@ -250,7 +250,7 @@ class _Reader:
                 ("search", "pruner", "file"), "is not in the trial's directory", "{trial}/…"
             )
         if not any("{trial}" in str(value) for value in base.values()):
-            text = f"nothing tells the command to write {pruner.file}"
+            text = f"no option makes the command write {pruner.file}"
             raise self.fail(("search", "pruner"), text, 'base: {out: "{trial}/run"}')
 
     def _command(self) -> Command | None:

@@ -10,7 +10,7 @@ storage), and write down which directory it runs in. So
 * results live in the trials' directories: an entry is finished only after result.json is in place,
   and a claim on a trial whose result is already there is finished without running it.
 
-An entry that failed without an `outcome` was given up and says nothing of its trial. The storage is
+An entry that failed without an `outcome` was given up and does not count. The storage is
 a journal file beside the results, or a database of a kind that stores data and never objects.
 """
 
@@ -230,7 +230,9 @@ def study_name(sweep: Sweep) -> str:
     return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def tell(sweep: Sweep, trial: Trial, place: TrialDir, result: Mapping[str, Any]) -> dict[str, Any]:
+def record_of(
+    sweep: Sweep, trial: Trial, place: TrialDir, result: Mapping[str, Any]
+) -> dict[str, Any]:
     """What an entry of the study keeps of a finished trial, for reports on other machines."""
     status, config = place.status(), place.config()
     return {
@@ -246,8 +248,8 @@ def tell(sweep: Sweep, trial: Trial, place: TrialDir, result: Mapping[str, Any])
 
 
 @dataclass(frozen=True)
-class Told:
-    """What `tell` wrote, read back."""
+class RemoteTrial:
+    """What `record_of` wrote, read back."""
 
     params: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -259,8 +261,8 @@ class Told:
     cwd: str = ""
 
 
-def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
-    """Trials in the study that another directory holds: what their entries tell, by trial id.
+def remote_trials(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
+    """Trials in the study that another directory holds: what their entries hold, by trial id.
 
     Raises:
         VitcliError: the storage cannot be read, or holds what no sweep has written.
@@ -279,6 +281,7 @@ def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         text = f"storage {masked_url(sweep.storage)}: is not that of a sweep ({reason})"
         raise VitcliError(text, "check the URL") from error
     found: dict[str, SweepTrial] = {}
+    where = Path(masked_url(sweep.storage))
     for entry in entries:
         attributes = entry.user_attrs
         state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
@@ -287,7 +290,7 @@ def elsewhere(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         known = attributes.get("told", [])
         for index, id in enumerate(_ids(entry) if state else []):
             told = known[index] if isinstance(known, list) and index < len(known) else {}
-            of = checked(Told, Path(masked_url(sweep.storage)), told, "name another --storage")
+            of = checked(RemoteTrial, where, told, "name another --storage")
             found[id] = SweepTrial(
                 id=id,
                 state=state or "",
@@ -378,7 +381,9 @@ class Search:
         value = statistics.fmean(numbers)
         if not self._local:  # a report on another machine has nothing else to read
             ended = zip(claim.trials, results, strict=True)
-            told = [tell(self.sweep, trial, place, result) for (trial, place, _), result in ended]
+            told = [
+                record_of(self.sweep, trial, place, result) for (trial, place, _), result in ended
+            ]
             self._attribute(claim, "told", told)
         self._end(claim, self._states.COMPLETE, [value])
         return ""

@@ -313,7 +313,7 @@ def _best(report: SweepReport) -> list[SweepTrial]:
 def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
     """Done, running, failed and time left on stderr: a live line on a terminal, else a log.
 
-    It draws only when it is told something: a second thread beside the one that starts the trials
+    It draws only when an event arrives: a second thread beside the one that starts the trials
     would make starting them unsafe.
     """
     ended = 0
