@@ -1,4 +1,4 @@
-"""The words a config is written in: one pydantic schema, no torch.
+"""The keys and values of a config: one pydantic schema, no torch.
 
 Every key is a plain value; `vitcli.build` alone turns names into modules. The words of the variants
 are the entries of `vitcli.config.variants`, which say what each needs and costs.

@@ -1,4 +1,4 @@
-"""What a training run is told: the model's config plus `data` and `train`; no torch."""
+"""The config of a training run: the model's config plus `data` and `train`; no torch."""
 
 from __future__ import annotations
 

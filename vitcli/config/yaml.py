@@ -135,7 +135,7 @@ for _kind, (_words, _first) in _CORE.items():
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed mapping, and the line (from 1) that each dotted key stands on."""
+    """A parsed mapping, and the line (from 1) of each dotted key."""
 
     source: str
     data: dict[str, Any]

@@ -50,7 +50,7 @@ class FusedAttention(nn.Module):
 
 
 class ExplicitAttention(nn.Module):
-    """The same result by the textbook formula softmax(q k^T / sqrt(d) + mask) v.
+    """The same result by the formula softmax(q k^T / sqrt(d) + mask) v.
 
     A forward hook on `probabilities` sees the (B, H, N, N) rows of each call.
     """

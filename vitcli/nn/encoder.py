@@ -16,7 +16,7 @@ from vitcli.nn.positions import Grid, NoPosition
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder answers. P prefix tokens stand before the N patches in every token tensor."""
+    """An encoder's outputs. The P prefix tokens come before the N patches in every token tensor."""
 
     tokens: Tensor
     """(B, P+N, D) after the final norm, where there is one."""

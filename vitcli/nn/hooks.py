@@ -1,4 +1,4 @@
-"""Observe values inside an encoder: hooks on, reduce, hooks off. The core knows nothing of it."""
+"""Observe values inside an encoder by hooks that attach, reduce and detach."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def explicit_attention(
     """Attend by the explicit path inside the context.
 
     Yields the module of each block whose output is the (B, H, N, N) probabilities, to be tapped;
-    with `head_by_head` it answers H times a call with (B, 1, N, N), head 0 first.
+    with `head_by_head` it is called H times per forward with (B, 1, N, N), the first head first.
 
     Raises:
         VitcliError: an encoder that attends over channels.

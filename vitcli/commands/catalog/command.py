@@ -18,7 +18,7 @@ def presets(
     *,
     output: Output,
 ) -> None:
-    """The encoders that --preset knows.
+    """List the encoders that --preset takes.
 
     \b
     Examples:
@@ -38,7 +38,7 @@ def families(
     *,
     output: Output,
 ) -> None:
-    """The checkpoint families that --weights reads, and how each was verified.
+    """List the checkpoint families that --weights reads, and how each was verified.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What `vitcli presets` and `vitcli families` answer."""
+"""The results of `vitcli presets` and `vitcli families`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PresetRow:
 
 @dataclass(frozen=True)
 class PresetsResult(Result):
-    """The answer of `vitcli presets`."""
+    """The presets, by family and size."""
 
     rows_at: ClassVar[str] = "presets"
 
@@ -36,7 +36,7 @@ class PresetsResult(Result):
 
 @dataclass(frozen=True)
 class FamilyRow:
-    """A library's way to write one kind of encoder, and what it was compared with."""
+    """How a library names the tensors of one kind of encoder, and what it was compared with."""
 
     name: str
     library: str
@@ -46,7 +46,7 @@ class FamilyRow:
 
 @dataclass(frozen=True)
 class FamiliesResult(Result):
-    """The answer of `vitcli families`."""
+    """The checkpoint families, in the order they are tried."""
 
     rows_at: ClassVar[str] = "families"
 

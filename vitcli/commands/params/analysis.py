@@ -1,6 +1,6 @@
 """Where an encoder's parameters and operations are: arithmetic on its config, no torch.
 
-What each variant costs stands in `vitcli.config.variants`; here the parts are put together.
+`vitcli.config.variants` says what each variant costs; here the parts are put together.
 """
 
 from __future__ import annotations

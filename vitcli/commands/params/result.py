@@ -1,4 +1,4 @@
-"""What `vitcli params` and `vitcli presets` answer."""
+"""The result of `vitcli params`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelCosts:
 
 @dataclass(frozen=True)
 class ParamsResult(Result):
-    """The answer of `vitcli params`."""
+    """Parameters, operations and bytes of one or several encoders."""
 
     rows_at: ClassVar[str] = "models.components"
 
