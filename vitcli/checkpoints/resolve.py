@@ -105,7 +105,7 @@ def settle(
     )
     # One lost tensor must not pass for a model without it: a family that has none says so.
     decided = {"patch_bias": True, **match.settings()}
-    needs = list(family.needs)
+    needs, unproven = list(family.needs), []
     if foreign is None:
         for key in match.unproven():
             decided.pop(key, None)
@@ -132,15 +132,18 @@ def settle(
         chosen.add("head_out")
     told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
     stated = {k: v for k, v in stated.items() if k not in chosen}
-    said = [values.get("mlp") for values in (user, decided, stated, preset_values)]
-    if told.get("mlp") == "gated" and not match.gate_is_known() and "gated" not in said:
+    config_says = (decided.get("mlp"), stated.get("mlp"))
+    if told.get("mlp") == "gated" and not match.gate_is_known() and "gated" not in config_says:
         # A first layer of twice the width: which half is the gate, and its activation, are in the
-        # code alone. What a config says of the plain MLP is not said of this one.
-        for values in (told, stated, implied, decided):
+        # code alone. What a config says of a plain MLP is not said of this one.
+        for values in (stated, implied, decided):
             values.pop("mlp", None)
             values.pop("activation", None)
-        needs += ["mlp", "activation"]
-        preset_values = {k: v for k, v in preset_values.items() if k not in ("mlp", "activation")}
+        if preset_values.get("mlp") != "gated":
+            preset_values.pop("activation", None)
+        needs += ["activation", "mlp"]
+        if "gated" not in (user.get("mlp"), preset_values.get("mlp")):
+            unproven.append("mlp")
     claims.add(told, "the tensors")
     for key, value in user.items():
         claims.agree(key, value, by_user[key])
@@ -170,7 +173,8 @@ def settle(
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 
-    if unknown := [key for key in dict.fromkeys(needs) if key not in claims.settled]:
+    needed = dict.fromkeys(needs)
+    if unknown := [key for key in needed if key not in claims.settled or key in unproven]:
         raise VitcliError(
             f"neither the tensors nor a config say {', '.join(unknown)} "
             f"of this {family.name} encoder",

@@ -55,6 +55,11 @@ def read_safetensors(path: Path, which: str | None = None) -> Tensors:
                 dtype, shape = _DTYPES.get(kind, torch.uint8), tuple(header.get_shape())
                 found[name] = LazyTensor(shape, dtype, read, stored)
             return found
+    except RuntimeError as error:  # torch could not map the file
+        raise VitcliError(
+            f"{path}: not enough address space to map it ({path.stat().st_size} bytes)",
+            "ulimit -v unlimited, or a checkpoint in shards",
+        ) from error
     except (SafetensorError, OSError) as error:
         raise damaged(path, KIND, error) from error
 
