@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from vitcli.commands.train.start import learning_rate, warmup_steps
+from vitcli.config.training import TrainConfig
 
 
 def test_warmup_is_a_fraction_below_one_and_steps_from_one_on() -> None:
@@ -39,3 +42,15 @@ def test_cosine_equals_torchs_own() -> None:
 
 def test_constant_stays_at_the_peak_after_warmup() -> None:
     assert [learning_rate(s, 6, 2.0, 2, "constant") for s in range(6)] == [1, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"min_lr": 0.1, "lr": 0.01}, "above the peak"),
+        ({"min_lr": 1e-5, "schedule": "constant"}, "a constant rate has no end"),
+    ],
+)
+def test_an_end_that_the_rate_cannot_have_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TrainConfig(**keys)

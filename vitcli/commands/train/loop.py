@@ -274,6 +274,8 @@ class Trainer:
         if self.step > self.saved_step:
             with suppress(VitcliError):
                 self.save()
+        if self.directory is not None and self.saved_step == self.step > 0:
+            self.progress.line(f"snapshot of step {self.step} saved: --resume continues from it")
 
     def _rate(self, first: int, began: float) -> float:
         elapsed = time.perf_counter() - began
