@@ -106,6 +106,16 @@ def test_sets_of_mnists_format_are_recognized_by_their_labels(tmp_path: Path) ->
         assert label == 3 and np.array_equal(np.asarray(image), np.full((28, 28), 60))
 
 
+def test_a_published_set_holds_out_of_its_training_half_if_test_is_reported(
+    tmp_path: Path,
+) -> None:
+    path = idx_folder(tmp_path / "set")
+    plain = source(path)
+    with_test = ImagesSource(path, PLAIN, SMALL, 0, (16, 16), test=True)
+    assert (plain.train_size, plain.val_size, plain.test_size) == (40, 20, 0)
+    assert (with_test.train_size, with_test.val_size, with_test.test_size) == (36, 4, 20)
+
+
 def test_idx_reader_agrees_with_torchvisions(tmp_path: Path) -> None:
     from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
 

@@ -89,6 +89,11 @@ def place(finished: Path, tmp_path: Path) -> Path:
     return there
 
 
+def test_a_run_without_a_test_split_cannot_report_it_later(place: Path) -> None:
+    with pytest.raises(VitcliError, match=r"test split|no test images"):
+        resumed(place, test=True)
+
+
 def test_unchanged_files_go_on(place: Path) -> None:
     before = (place / "run" / "inputs.jsonl").read_bytes()
     assert resumed(place).result.val_accuracy is not None

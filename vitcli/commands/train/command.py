@@ -328,7 +328,10 @@ def train(
         ),
     ] = None,
     check: Annotated[
-        bool, data_option("--check", help="Decode every image before the first step.")
+        bool,
+        data_option(
+            "--check", help="Decode every image, and look for copies, before the first step."
+        ),
     ] = False,
     fail_fast: Annotated[
         bool,

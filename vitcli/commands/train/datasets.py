@@ -33,6 +33,8 @@ from vitcli.images.preprocess import preprocess
 from vitcli.images.published import Items, published_sets, recognized
 from vitcli.images.shards import Entry, content
 
+SMALL_SET = 20_000
+"""Images up to which copies are looked for without --check."""
 NO_LABEL = -1
 """Of a validation image that cannot be read: it counts nowhere."""
 
@@ -93,7 +95,13 @@ class ImagesSource:
             train, val, tests = self._folder(path, seed, stored, accept_new, test, check, report)
         else:
             train, val, self.classes = published_sets(path, kind, download)
-            tests = val if test else ()
+            tests = ()
+            if test:  # the published test half decides nothing then
+                order = np.random.default_rng(derived_seed(seed, "held out"))
+                places = order.permutation(len(train))
+                held = max(1, round(data.val_fraction * len(train)))
+                tests, val = val, Part(train, np.sort(places[:held]))
+                train = Part(train, np.sort(places[held:]))
             self.inputs = Inputs(self.classes, published_files(path))
             self.inputs.notes.append(
                 f"{kind}: {len(train):,} images to train on, {len(val):,} to validate on"
@@ -125,7 +133,10 @@ class ImagesSource:
             inputs = same_inputs(stored, inputs, str(path), accept_new, limit)
         elif limit is not None:
             inputs.images = limited(inputs.images, limit, seed)
-        inputs.notes += repeats(folder, inputs)
+        if check or len(inputs.images) <= SMALL_SET:
+            inputs.notes += repeats(folder, inputs)
+        else:  # in a large set most files have another of their size, and are read whole
+            inputs.notes.append("not compared with each other for copies: --check does")
         if check:
             self.unreadable = unreadable(inputs, report)
             if self.unreadable and self.fail_fast:
@@ -135,6 +146,8 @@ class ImagesSource:
                     replace(image, side="unreadable") if image.path in self.unreadable else image
                     for image in inputs.images
                 )
+        if test and not inputs.of("test"):
+            raise VitcliError(f"{path}: the run has kept no test images apart", "leave --test out")
         self.inputs, self.classes = inputs, inputs.classes
         place = {name: index for index, name in enumerate(self.classes)}
 
