@@ -97,8 +97,8 @@ class ImagesSource:
             train, val, self.classes = published_sets(path, kind, download)
             tests = ()
             if test:  # the published test half decides nothing then
-                order = np.random.default_rng(derived_seed(seed, "held out"))
-                places = order.permutation(len(train))
+                draw = np.random.default_rng(derived_seed(seed, "held out"))
+                places = draw.permutation(len(train))
                 held = max(1, round(data.val_fraction * len(train)))
                 tests, val = val, Part(train, np.sort(places[:held]))
                 train = Part(train, np.sort(places[held:]))
