@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.compare.result import CompareResult, LinearCka
 from vitcli.ui.console import table
+from vitcli.ui.style import CHANCE, COLUMN, PAGE, caption, new_figure, series, styled
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
@@ -82,38 +83,51 @@ def _likeness(cka: LinearCka) -> dict[str, tuple[str, str]]:
     return cells
 
 
+@styled
 def figure(result: CompareResult) -> Any:
-    """The CKA matrix as a heat-map; beside it the relative difference, where there is one."""
+    """The CKA matrix as a heat map; beside it the relative difference, where there is one."""
     import numpy as np
-    from matplotlib.figure import Figure
 
     cka = result.cka
-    rows = [row for row in result.differences if row.layer in cka.layers_a]
-    drawing = Figure(figsize=(11 if rows else 6.5, 5), layout="constrained")
+    rows = [
+        row
+        for row in result.differences
+        if row.layer in cka.layers_a and row.max_abs == row.max_abs
+    ]
+    drawing = new_figure(3.3, PAGE if rows else COLUMN + 0.6)
     panels = drawing.subplots(1, 2 if rows else 1, squeeze=False)[0]
     heat = panels[0]
-    values = np.array(cka.values, dtype=float)
-    image = heat.imshow(values, origin="lower", vmin=0, vmax=1, cmap="magma")
+    image = heat.imshow(
+        np.array(cka.values, dtype=float), origin="lower", vmin=0, vmax=1, cmap="viridis"
+    )
     drawing.colorbar(image, ax=heat, shrink=0.8, label="linear CKA")
     heat.set_xlabel(f"layer of B: {result.b.name}")
     heat.set_ylabel(f"layer of A: {result.a.name}")
-    heat.set_title(f"over {cka.count} {cka.examples}", fontsize=10)
     for axis, names in ((heat.xaxis, cka.layers_b), (heat.yaxis, cka.layers_a)):
-        step = max(1, len(names) // 12)
-        short = [name.removeprefix("block ") for name in names]
-        axis.set_ticks(range(0, len(names), step), short[::step], fontsize=7)
+        _name_layers(axis, names)
     if rows:
         gaps = panels[1]
         sizes = np.array([row.relative for row in rows])
-        gaps.semilogy(range(len(rows)), np.where(sizes > 0, sizes, np.nan), marker="o", ms=3)
-        gaps.axhline(result.tolerance, color="gray", linestyle="--", label="rounding")
+        gaps.semilogy(range(len(rows)), np.where(sizes > 0, sizes, np.nan), **series(0))
+        gaps.axhline(result.tolerance, label="rounding", **CHANCE)
         if not sizes.any():
-            gaps.text(0.5, 0.6, "equal bit for bit", ha="center", transform=gaps.transAxes)
-        short = [row.layer.removeprefix("block ") for row in rows]
-        step = max(1, len(rows) // 12)
-        gaps.set_xticks(range(0, len(rows), step), short[::step], fontsize=7)
-        gaps.set_title("largest difference / largest value", fontsize=10)
+            gaps.set_ylim(result.tolerance / 100, 1)
+            gaps.text(0.5, 0.6, "identical bit for bit", ha="center", transform=gaps.transAxes)
+        _name_layers(gaps.xaxis, [row.layer for row in rows])
+        gaps.set_ylabel("largest difference / largest value")
         gaps.set_xlabel("layer")
-        gaps.legend(fontsize=8)
-        gaps.grid(alpha=0.3)
+        gaps.legend()
+        gaps.grid()
+    pairing = "; patches paired by place" if cka.pairing else ""
+    images = f"{result.images} image{'s' * (result.images != 1)}"
+    caption(drawing, f"CKA over {cka.count:,} {cka.examples} of {images}{pairing}")
     return drawing
+
+
+def _name_layers(axis: Any, names: Sequence[str]) -> None:
+    """At most some 12 of the layers: `input`, the numbers of blocks, `norm`."""
+    step = max(1, len(names) // 12)
+    short = [name.removeprefix("block ") for name in names]
+    axis.set_ticks(range(0, len(names), step), short[::step])
+    for label in axis.get_ticklabels():
+        label.set_rotation(90 if axis.axis_name == "x" else 0)

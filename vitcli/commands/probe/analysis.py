@@ -117,6 +117,8 @@ def probe(
         images = _encoded(
             folder, models, labeled, layers, limit, out, tokens, workers, watch, say, stack
         )
+        if len(models) > 1:
+            say(f"timing {len(models)} encoders in turn, then comparing them")
         cost = _costs(models, folder, advance) if len(models) > 1 else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images))  # while the vectors are there
@@ -174,8 +176,12 @@ def _encoded(
     ]
     if len(models) > 1:
         say(f"vectors are kept in {printable(places[0].parent)}")
-    for one, place in zip(models, places, strict=True):
-        _embed(one, folder, place, tokens, layers, workers, watch)
+    for number, (one, place) in enumerate(zip(models, places, strict=True)):
+
+        def joint(done: int, total: int, failures: Counter[str], before: int = number) -> None:
+            watch(before * total + done, len(models) * total, failures)
+
+        _embed(one, folder, place, tokens, layers, workers, joint)
     return read_vectors(places, layers)
 
 

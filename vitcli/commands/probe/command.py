@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -173,7 +172,7 @@ def probe(
             note(one.report.line())
     if any(one.fresh for one in loaded):
         note("fresh weights: the accuracy is that of random features")
-    with watch_job("probing") as watch:
+    with watch_job("encoding") as watch:
         result = analysis.probe(
             folder,
             loaded or None,
@@ -190,7 +189,6 @@ def probe(
             tokens=tokens or "pooled",
             workers=workers,
             watch=watch,
-            advance=lambda done, total: watch(done, total, Counter()),
             say=note,
         )
     if result.failed:
