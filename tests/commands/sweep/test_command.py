@@ -127,6 +127,7 @@ def test_files_of_a_report(toy: Path) -> None:
         (["--report", "runs", "--retry-failed"], "--retry-failed does nothing"),
         (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort does nothing: --dry-run"),
         (["toy.yaml", "--storage", "sqlite:///a.db"], "--storage: is for a search"),
+        (["toy.yaml", "--metric", "scroe"], "--metric scroe: unknown"),
         (["toy.yaml", "--plot-kind", "bars"], "--plot-kind does nothing: there is no --plot"),
     ],
 )

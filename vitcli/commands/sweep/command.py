@@ -196,6 +196,8 @@ def sweep(
         )
     loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
     loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
+    if metric and metric not in loaded.metrics:
+        raise VitcliError(f"--metric {metric}: unknown", "one of " + ", ".join(loaded.metrics))
     results = Results(place)
     view = reports.View(
         where=tuple(where or ()),
@@ -220,8 +222,6 @@ def sweep(
     for name in reports.never_found(found):
         key = loaded.metrics[name].path
         warn(f"no finished trial has {key}: correct it under metrics, no trial runs again for it")
-    if metric and metric not in found.metrics:
-        raise VitcliError(f"--metric {metric}: unknown", "one of " + ", ".join(found.metrics))
     for path, write in ((csv, reports.write_csv), (parquet, reports.write_parquet)):
         if path:
             write(found, path)

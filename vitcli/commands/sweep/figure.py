@@ -72,7 +72,11 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
         objective = report.objective.partition(" ")[2]
         names.sort(key=lambda name: name != objective)
     if kind != "curves" and (not names or not _any(report, names[0])):
-        said = f"no finished trial has a number for {metric}" if metric else "no trial has a number"
+        said = (
+            f"no finished trial has a number for {metric}"
+            if metric
+            else "there is nothing to draw yet"
+        )
         raise VitcliError(
             f"--plot: {said}", f"name one of {', '.join(report.metrics)} with --metric", exit_code=1
         )

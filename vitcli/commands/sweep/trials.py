@@ -529,7 +529,7 @@ class Planned:
 
     def counts(self) -> Counts:
         """How the whole sweep stands, in every process that runs it."""
-        states = list(self._ended.values())
+        states: list[State] = list(self._ended.values())
         folder = self.results.root / "trials"
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         for trial in self.planned:
@@ -549,4 +549,7 @@ class Planned:
         if status.state == "running":
             return ["running"] if place.is_held() else []
         state = self._outcome(id, status, place)
-        return [state] if state else []
+        if state is None:
+            return []
+        self._ended[id] = state  # read once: what has ended stays
+        return [state]
