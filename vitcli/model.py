@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitcli.build import build_encoder
+from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder, read_peft
 from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
 from vitcli.config.load import Setting, load_config, nearest, preset_names
@@ -489,7 +490,14 @@ def load_model(request: ModelRequest) -> Model:
         check_engine(request.engine, request.dtype, device.type)
     size, report = request.image_size, None
     preprocess: PreprocessConfig | None
+    peft = read_peft(request.adapter) if request.adapter else None
+    of_encoder = peft is None or are_of_encoder(peft)
     if request.weights is None:
+        if not of_encoder:
+            raise VitcliError(
+                f"--adapter {request.adapter}: adapts a checkpoint, and none is given",
+                "--weights SOURCE",
+            )
         config = request.fresh_config()
         encoder = build_encoder(config.encoder, request.seed)
         preprocess = config.preprocess
@@ -502,13 +510,15 @@ def load_model(request: ModelRequest) -> Model:
             image_size=size,
             which=request.which,
             prefix=request.prefix,
+            adapters=None if of_encoder else peft,
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
     check_table_rule(request.settings, config.encoder)
     weights = request.weights or f"fresh (seed {request.seed})"
     if request.adapter:
-        add_adapters(encoder, request.adapter)
+        if of_encoder:
+            add_adapters(encoder, request.adapter, peft)
         weights += f" + {request.adapter}"
     encoder = encoder.to(device, dtype).eval()
     return Model(
@@ -526,14 +536,19 @@ def load_model(request: ModelRequest) -> Model:
     )
 
 
-def add_adapters(encoder: VisionEncoder, path: str) -> None:
-    """Add a run's adapter.safetensors into the encoder's weights.
+def add_adapters(
+    encoder: VisionEncoder, path: str, peft: Mapping[str, LowRank] | None = None
+) -> None:
+    """Add a run's adapters into the encoder's weights; `peft` is what its PEFT file holds.
 
     Raises:
         VitcliError: it cannot be read, or is of another encoder.
     """
     try:
-        add_adapter_state(encoder, load_file(path))
+        if peft is not None:
+            add_to_encoder(encoder, peft)
+        else:
+            add_adapter_state(encoder, load_file(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise VitcliError(
             f"--adapter {path}: {error}", "the adapter.safetensors of a run on these weights"

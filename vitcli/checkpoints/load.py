@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitcli.build import build_meta
+from vitcli.checkpoints.adapters import LowRank, adapted
 from vitcli.checkpoints.detect import Tower, detect, summary, tower_config
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, From
@@ -48,6 +49,7 @@ def load_weights(
     image_size: tuple[int, int] | None = None,
     which: str | None = None,
     prefix: str | None = None,
+    adapters: Mapping[str, LowRank] | None = None,
 ) -> LoadedWeights:
     """The encoder of `source`: a file, directory, sharded index or hub id.
 
@@ -59,6 +61,7 @@ def load_weights(
         which: `ema` or `raw`, where the file has an averaged copy of its weights; None for what
             the library takes, which is the average.
         prefix: what stands before the vision tower's names, where it is not found by itself.
+        adapters: PEFT's, to be added to the checkpoint's own tensors.
 
     Raises:
         VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
@@ -71,6 +74,7 @@ def load_weights(
         image_size=image_size,
         which=which,
         prefix=prefix,
+        adapters=adapters,
     )
     encoder = plan.encoder
     encoder.load_state_dict(_values(plan, dtype), assign=True)
@@ -159,6 +163,7 @@ def plan_weights(
     image_size: tuple[int, int] | None = None,
     which: str | None = None,
     prefix: str | None = None,
+    adapters: Mapping[str, LowRank] | None = None,
 ) -> Plan:
     """The config of `source` and where each tensor goes; no tensor's values are read.
 
@@ -174,6 +179,9 @@ def plan_weights(
     family = tower.family
     spelled, outside = _needed(tower, checkpoint)
     checkpoint = checkpoint.holding(spelled.values())
+    if adapters:
+        tensors = adapted(checkpoint.tensors, tower, spelled, adapters)
+        checkpoint = replace(checkpoint, tensors=tensors)
     match = assign(checkpoint.tensors, family, tower.prefix, spelled, tower.inside)
     match.outside.update(outside)
     parts = match.parts

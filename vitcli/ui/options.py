@@ -181,7 +181,9 @@ class SourceOptions:
     adapter: Annotated[
         str | None,
         model_option(
-            "--adapter", metavar="FILE", help="Low-rank adapters (adapter.safetensors) to add."
+            "--adapter",
+            metavar="FILE",
+            help="Low-rank adapters to add: a run's adapter.safetensors, or what PEFT wrote.",
         ),
     ] = None
     which: Annotated[
