@@ -347,6 +347,8 @@ class PoolingSpec(Spec):
 
     takes: tuple[str, ...] = ()
     """Keys that only this pooling reads."""
+    trained = False
+    """It has parameters, so it pools only what it was trained on."""
 
     def __init__(self, width: int = 1, needs_cls: bool = False) -> None:
         self.width = width
@@ -372,6 +374,7 @@ class MapPoolingSpec(PoolingSpec):
     """A probe, its query, keys and values of the patches, two products, projection, norm, MLP."""
 
     takes = ("pool_heads", "pool_mlp_hidden")
+    trained = True
 
     def contradictions(self, c: Config) -> Iterator[Wrong]:
         yield from super().contradictions(c)
@@ -406,6 +409,8 @@ class HeadSpec(Spec):
     needs_pooled = False
     needs_out = False
     """`head_out`, the width of the output, is the user's to choose."""
+    classifies_tokens = False
+    """A classifier that reads prefix tokens and no pooled vector."""
     cell = 1
     """Patches along a side of what is joined; the grid is a multiple of it."""
 
@@ -463,7 +468,7 @@ class TanhLinearHeadSpec(TanhHeadSpec):
 class DistilledHeadSpec(HeadSpec):
     """A classifier on CLS and one on the distillation token."""
 
-    needs_out = True
+    needs_out = classifies_tokens = True
 
     def cost(self, c: Config, patches: int) -> Cost:
         return linear_cost(c.hidden, c.head_out) * 2

@@ -17,6 +17,7 @@ from vitcli.commands.encode.analysis import NormTable, select_tokens
 from vitcli.commands.encode.vectors import available_tokens
 from vitcli.config.request import layer_index
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.variants import POOLINGS
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.pool import Decoded
@@ -281,7 +282,7 @@ def checked(model: Model, options: FolderOptions) -> FolderOptions:
     if size is None:
         available = [kind for kind in available if kind != "patch"]
     if options.layers:
-        weightless = c.pooling in ("cls", "mean", "cls+mean")
+        weightless = not POOLINGS[c.pooling].trained
         available = [k for k in available if k != "output" and (k != "pooled" or weightless)]
     for kind in (kind for kind, _ in options.columns.values()):
         if kind not in available:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vitcli.commands.profile.result import Machine
 from vitcli.config.schema import EncoderConfig
+from vitcli.config.variants import MLPS
 from vitcli.engines.pytorch import onednn_linear, onednn_runs
 from vitcli.nn.attention import QueryValueBiasLinear
 from vitcli.nn.encoder import VisionEncoder
@@ -204,5 +205,5 @@ def least_memory(
     at once.
     """
     pixels = config.channels * image_size[0] * image_size[1]
-    inner = config.mlp_hidden * (2 if config.mlp == "gated" else 1)
+    inner = config.mlp_hidden * MLPS[config.mlp].maps_in
     return itemsize * (pixels + tokens * (2 * config.hidden + inner))

@@ -14,6 +14,7 @@ from vitcli.commands.train.data import derived_seed
 from vitcli.commands.train.result import AuditRow
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig
+from vitcli.config.variants import HEADS, POOLINGS
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapt_heads, adapters
 from vitcli.nn.encoder import VisionEncoder
@@ -29,9 +30,10 @@ def with_classifier(config: EncoderConfig, classes: int) -> EncoderConfig:
     Raises:
         VitcliError: nothing is pooled.
     """
-    if config.pooling == "none" and config.head != "distilled":
+    keeps = HEADS[config.head].classifies_tokens
+    if not keeps and not POOLINGS[config.pooling].width:
         raise VitcliError("a classifier needs a pooled vector", "--pool cls, mean or map")
-    head = "distilled" if config.head == "distilled" else "linear"
+    head = config.head if keeps else "linear"
     values = {**dict(config), "head": head, "head_out": classes}
     return EncoderConfig.model_validate(values)
 
