@@ -7,6 +7,18 @@ Names are imported when first used, so that `import vitcli` loads no torch.
 
 from __future__ import annotations
 
+import sys
+
+# `python -m vitcli` puts the current folder first: a typing.py in there would be imported below.
+# While -m looks for the program, and only then, argv[0] is "-m".
+if (
+    sys.argv[:1] == ["-m"]
+    and not sys.flags.safe_path
+    and "-m" in sys.orig_argv
+    and sys.orig_argv[sys.orig_argv.index("-m") + 1] == "vitcli"
+):
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -84,7 +84,9 @@ def answer(*parts: Any) -> None:
 
 
 def answer_text(text: str) -> None:
-    """Print text to stdout as it is: JSON, YAML."""
+    """Print JSON, YAML or CSV to stdout as it is; a terminal gets no control characters."""
+    if sys.stdout.isatty():
+        text = "\n".join(map(printable, text.split("\n")))
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
