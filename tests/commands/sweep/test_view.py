@@ -84,6 +84,9 @@ def test_a_panel_per_metric_with_the_labels_and_units_of_the_file() -> None:
     assert [axes.get_ylabel() for axes in panels] == ["score", "wall time (s)"]
     assert {axes.get_xlabel() for axes in panels} == {"norm placement"}
     assert [axes.get_ylabel() for axes in figure(report, "wall_s").axes] == ["wall time (s)"]
+    third = tuple(replace(g, metrics={**g.metrics, **two, "more": two["wall_s"]}) for g in groups)
+    three = replace(report, metrics=("score", "wall_s", "more"), groups=third)
+    assert len(figure(three).axes) == 3, "no empty panel"
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])

@@ -84,10 +84,10 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
     columns = 1 if len(names) == 1 else 2
     rows = -(-len(names) // columns)
     drawing = new_figure(4.0 if rows == 1 and columns == 1 else 2.8 * rows + 0.8)
-    panels = drawing.subplots(rows, columns, squeeze=False).flat
+    panels = list(drawing.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels, names, strict=False):
         DRAW[kind](axes, report, name)
-    for axes in list(panels)[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.remove()
     drawing.suptitle(textwrap.fill(report.question or report.name, 90))
     _legend(drawing, _caption(report, kind, names))
@@ -229,14 +229,16 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
             label=label or None,
             **series(index),
         )
-        for group, spread in zip(groups, spreads, strict=True):
+        tops = _bar_lengths(report, spreads, name)[1]
+        for group, spread, top in zip(groups, spreads, tops, strict=True):
             if group.incomplete:
-                _say_count(axes, group.params[along], spread.mean, spread, group)
+                _say_count(axes, group.params[along], spread.mean + top, spread, group)
     levels = [float(level) for level in _levels(report, along)]
     if min(levels) > 0 and max(levels) / min(levels) >= LOG_RATIO:
         axes.set_xscale("log")
     elif len(levels) <= _TICKS:  # ticks where something was measured
         axes.set_xticks(levels, [f"{level:g}" for level in levels])
+    axes.margins(x=0.08, y=0.1)
     axes.set_xlabel(_named(report, along))
     axes.set_ylabel(_named(report, name))
     axes.grid()
