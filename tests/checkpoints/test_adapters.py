@@ -13,9 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import BASE_POOLED, SMALL
+from vitcli.build import build_encoder
+from vitcli.checkpoints.adapters import add_to_encoder, are_of_encoder, read_peft, write_peft
 from vitcli.config.request import ModelRequest
+from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
+from vitcli.nn.adapters import adapt_heads, adapters, merged_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"}
@@ -87,6 +91,25 @@ def test_adapters_in_the_names_of_our_own_encoder(tmp_path: Path) -> None:
     merged(plain, folder, {name: name}, 3.0)
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(changed.state_dict()[key], value, rtol=EXACT, atol=EXACT)
+
+
+def test_what_is_written_for_peft_is_the_change_that_the_adapters_make(tmp_path: Path) -> None:
+    config = EncoderConfig(hidden=16, depth=2, heads=2, mlp_hidden=32, image_size=(32, 32))
+    base, encoder = (build_encoder(config, seed=1).double() for _ in range(2))
+    adapt_heads(encoder, [(0, 0), (0, 1), (1, 1)], parts=("q", "v"), rank=3, alpha=5.0)
+    generator = torch.Generator().manual_seed(2)
+    for _, one in adapters(encoder):
+        with torch.no_grad():
+            one.up.copy_(torch.randn(one.up.shape, generator=generator))
+    write_peft(tmp_path, encoder)
+    wanted = merged_state(encoder)
+    found = read_peft(str(tmp_path))
+    assert found is not None and are_of_encoder(found) and len(found) == 2
+    add_to_encoder(base, found)
+    for name, value in base.state_dict().items():
+        torch.testing.assert_close(value, wanted[name], rtol=EXACT, atol=EXACT)
+    ranks = json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"]
+    assert ranks == {"vit.blocks.0.attention.qkv": 12, "vit.blocks.1.attention.qkv": 6}
 
 
 @pytest.mark.parametrize(

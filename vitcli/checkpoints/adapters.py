@@ -1,13 +1,15 @@
-"""Low-rank adapters in PEFT's files, added to the tensors of the checkpoint that they adapt."""
+"""Low-rank adapters in PEFT's files: added to the tensors of a checkpoint, and written."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitcli.checkpoints.detect import Tower, spell
@@ -15,6 +17,8 @@ from vitcli.checkpoints.formats import read_tensors
 from vitcli.checkpoints.readers import read_json
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
+from vitcli.nn.adapters import adapters
 
 ROOT = "base_model.model."
 """What PEFT puts before the names of the model that it adapts."""
@@ -63,13 +67,13 @@ def read_peft(path: str) -> dict[str, LowRank] | None:
                 "merge it in PEFT with merge_and_unload(), and give the merged checkpoint",
             )
         pairs.setdefault(found[1], {})[found[2]] = tensor
-    adapters = {}
+    found_adapters = {}
     for module, pair in pairs.items():
         if pair.keys() != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
             raise VitcliError(f"--adapter {path}: {module}: lora_A and lora_B do not fit")
         scale = _scale(config, module, pair["A"].shape[0])
-        adapters[module] = LowRank(pair["A"], pair["B"], scale)
-    return adapters
+        found_adapters[module] = LowRank(pair["A"], pair["B"], scale)
+    return found_adapters
 
 
 def _require_plain(config: Mapping[str, Any], file: Path) -> None:
@@ -156,3 +160,38 @@ def add_to_encoder(encoder: nn.Module, adapters: Mapping[str, LowRank]) -> None:
         ):
             raise ValueError(f"{module}: an adapter of another width")
         weight.data.copy_(adapter.added_to(weight.data))
+
+
+def write_peft(folder: Path, encoder: nn.Module) -> None:
+    """The adapters of an encoder as PEFT's adapter_model.safetensors and adapter_config.json.
+
+    The K adapted heads of a layer, each of rank r, are one LoRA of rank K r on the fused q, k, v
+    projection, whose B is zero outside of their rows: the same change of the same weight.
+    """
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    for name, adapter in adapters(encoder):
+        pairs, rank, width = adapter.down.shape  # K, r, D
+        up = adapter.up.new_zeros(3 * width, pairs * rank)
+        for k, rows in enumerate(adapter.rows.reshape(pairs, -1)):
+            up[rows, k * rank : (k + 1) * rank] = adapter.up[k].detach()
+        tensors[f"{ROOT}{name}.lora_A.weight"] = adapter.down.detach().flatten(0, 1).contiguous()
+        tensors[f"{ROOT}{name}.lora_B.weight"] = up
+        ranks[name], alphas[name] = pairs * rank, adapter.scale * pairs * rank
+    if not tensors:
+        return
+    config = {
+        "peft_type": "LORA",
+        "r": max(ranks.values()),
+        "lora_alpha": max(alphas.values()),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "target_modules": list(ranks),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    with atomic_write(folder / FILES[0]) as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    with atomic_write(folder / CONFIG) as file:
+        file.write(json.dumps(config, indent=2).encode())

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from vitcli.checkpoints.adapters import write_peft
 from vitcli.commands.train.data import (
     Batch,
     TrainingData,
@@ -441,6 +442,7 @@ class Trainer:
         adapters = adapter_state(self.validated)
         if adapters:
             exported["adapter.safetensors"] = adapters
+            write_peft(self.directory.path, self.validated)
         self.directory.save(
             self.step,
             self.encoder.state_dict(),

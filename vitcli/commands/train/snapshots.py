@@ -5,7 +5,8 @@ metrics.jsonl         one line for each logged step and each validation
 inputs.jsonl          the images, with the side and class of each
 snapshots/step-N/     weights, EMA, optimizer; the directory appears in one rename
 model.safetensors     the weights that were validated, for every --weights
-adapter.safetensors   the low-rank adapters alone, where there are any
+adapter.safetensors   the low-rank adapters alone, where there are any; adapter_model.safetensors
+                      and adapter_config.json are the same in PEFT's form
 result.json           once the run is over
 """
 
