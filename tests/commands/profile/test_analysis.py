@@ -1,5 +1,6 @@
 """What `profile` answers: sums, the same operations as `params`, and rows for what cannot be."""
 
+import copy
 import gzip
 import json
 import math
@@ -12,16 +13,21 @@ from vitcli.build import build_encoder
 from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.profile import session as session_module
-from vitcli.commands.profile.analysis import attend, profile, verdict
+from vitcli.commands.profile.analysis import attend, largest_batches, profile, verdict
 from vitcli.commands.profile.components import OTHER
+from vitcli.commands.profile.machine import peak_alone
 from vitcli.commands.profile.result import ComponentTime, ProfileRun, ProfileSettings, WallTime
-from vitcli.commands.profile.session import spread
+from vitcli.commands.profile.session import Way, spread
 from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
+from vitcli.engines.engine import Engine
 from vitcli.errors import VitcliError
+from vitcli.images.shapes import synthetic_image
 from vitcli.model import Model
 from vitcli.nn.attention import ExplicitAttention
 from vitcli.nn.hooks import attentions
+
+MIB = 2**20
 
 
 def tiny_model(**changes) -> Model:
@@ -200,3 +206,64 @@ def test_the_verdict_is_arithmetic_on_the_figures():
     # ViT-B: products 2 N^2 D per block against 12 N D^2 in all else; N is 197, then 785
     assert "(448x448) the attention products go from 4% to 14% of the operations" in text
     assert "beyond 3072 tokens the products outweigh FFN" in text
+
+
+def grow(megabytes: int):
+    """A step whose peak is known."""
+    return lambda: torch.ones(megabytes * 2**18).sum()
+
+
+def test_peak_in_a_process_of_its_own_knows_nothing_of_earlier_steps() -> None:
+    first = peak_alone(grow, 64)
+    peak_alone(grow, 128)
+    again = peak_alone(grow, 64)
+    if first is None or again is None:
+        pytest.skip("this system resolves no growth of the resident set")
+    assert 60 * 2**20 < first < 100 * 2**20 and 60 * 2**20 < again < 100 * 2**20
+
+
+def test_dtypes_are_timed_in_turn_with_their_distance_to_float32(tiny):
+    settings = {"batches": [1, 2], "dtypes": ["float32", "bfloat16"], "runs": 2}
+    result = profile(tiny, **settings, memory_bytes=2**30)
+    assert [(r.batch, r.dtype) for r in result.runs] == [
+        (1, "float32"), (1, "bfloat16"), (2, "float32"), (2, "bfloat16"),
+    ]  # fmt: skip
+    (low,) = result.fidelity
+    assert low.dtype == "bfloat16" and low.images == 1
+    pixels = tiny.transform([synthetic_image(tiny.input_size)])
+    with torch.no_grad():
+        reference = tiny.encoder(pixels).tokens
+        ours = copy.deepcopy(tiny.encoder).bfloat16()(pixels.bfloat16()).tokens
+    cosines = torch.nn.functional.cosine_similarity(ours.double(), reference.double(), dim=-1)
+    assert low.cosine_min == pytest.approx(float(cosines.min()), abs=1e-4)
+    assert 0 < low.relative_difference < 0.1
+    assert [(c.dtype, c.baseline_dtype) for c in result.comparisons] == [
+        ("bfloat16", "float32")
+    ] * 2
+    assert "smallest cosine of a" in result.verdict and next(tiny.encoder.parameters()).dtype == (
+        torch.float32
+    )
+    assert all(0 < run.gemm_fraction <= 1 for run in result.runs)
+
+
+def test_dtypes_that_overflow_are_holes(tiny):
+    broken = tiny_model()
+    with torch.no_grad():
+        broken.encoder.vit.blocks[0].feed_forward.fc2.bias.fill_(1e6)  # float16 ends at 65504
+    result = profile(broken, batches=[1], dtypes=["float32", "float16"], runs=1)
+    assert math.isnan(result.fidelity[0].cosine_min)
+    assert result.to_dict()["fidelity"][0]["cosine_min"] is None
+    assert "float16 (eager) gives values that are not finite" in result.verdict
+
+
+def test_the_largest_batch_is_on_the_line_through_the_peaks(tiny):
+    runs = [
+        ProfileRun(batch, "eager", "fused", peak_bytes=10 * MIB + batch * 4 * MIB)
+        for batch in (1, 9)
+    ]
+    engine = Engine("eager", lambda images: None, "")
+    weights = sum(p.numel() * 4 for p in tiny.encoder.parameters())
+    (fit,) = largest_batches(runs, [Way(engine, tiny)], 110 * MIB + weights)
+    assert fit.batch == 25 and fit.image_bytes == 4 * MIB and fit.weight_bytes == weights
+    (none,) = largest_batches(runs, [Way(engine, tiny)], 2**10)
+    assert none.batch == 0

@@ -2,50 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import math
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch.nn import functional as F
 
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.params.result import ATTENTION_PRODUCTS, FFN, OUTPUT_PROJECTION, QK_NORM, QKV
 from vitcli.commands.profile.machine import describe_machine
-from vitcli.commands.profile.result import EngineInfo, ProfileResult, ProfileRun, ProfileSettings
-from vitcli.commands.profile.session import Session, random_images
+from vitcli.commands.profile.result import (
+    Comparison,
+    EngineInfo,
+    Fidelity,
+    Fit,
+    ProfileResult,
+    ProfileRun,
+    ProfileSettings,
+)
+from vitcli.commands.profile.session import Session, Way, random_images
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
+from vitcli.errors import VitcliError
+from vitcli.images.shapes import synthetic_image
 from vitcli.inference import Advance
-from vitcli.model import Model, model_info
+from vitcli.measures import largest_difference
+from vitcli.model import Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
-from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 from vitcli.nn.hooks import attentions
 
 
 def profile(
-    model: Model,
-    settings: ProfileSettings,
+    model: Model | str | os.PathLike[str],
+    settings: ProfileSettings | None = None,
     advance: Advance = lambda done, total: None,
+    *,
+    images: Pictures = (),
+    **choices: Any,
 ) -> ProfileResult:
-    """Time every engine at every batch of random images, then see where the time went.
+    """Time every engine in every dtype at every batch of random images, then see where time goes.
 
     Memory, timing and profiler are passes of their own, so that none disturbs another. Engines
-    are timed in turn, A B A B, so that a machine that slows down slows all of them.
+    and dtypes are timed in turn, A B A B, so that a machine that slows down slows all of them.
+
+    Args:
+        model: a `Model`, or what `vitcli.load` takes; in float32 where dtypes are compared.
+        settings: everything below in one object.
+        advance: called with (done, total) images.
+        images: what fidelity is measured on, as `Model.transform` takes them; without any, the
+            built-in image.
+        choices: fields of `ProfileSettings`, such as batches=[1, 8], engines=["eager", "onnx"],
+            dtypes=["float32", "bfloat16"], runs=5, memory_bytes=4 * 2**30.
 
     Raises:
         VitcliError: settings that cannot be, or an engine that cannot run this encoder.
     """
+    chosen: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in choices.items()
+    }
+    settings = replace(settings or ProfileSettings(), **chosen)
     settings.check()
-    default = "eager" if settings.backward else default_engine(model.device, model.dtype)
-    settings = replace(settings, engines=settings.engines or (default,))
+    model = as_model(model)
+    dtypes = settings.dtypes or (model.dtype_name,)
+    if len(dtypes) > 1 and model.dtype != torch.float32:
+        raise VitcliError(
+            f"dtypes: the model must be in float32 to be compared (got {model.dtype_name})",
+            "vitcli.load(..., dtype='float32')",
+        )
     attend(model.encoder, settings.attention)
-    one = random_images(model, 1)
-    engines = [
-        prepare_engine(name, model.encoder, one, batches=settings.batches)
-        for name in settings.engines
-    ]
-    infos = tuple(_engine_info(engine, model.encoder, one) for engine in engines)
-    session = Session(model, settings, engines, advance)
+    ways = []
+    for dtype in dtypes:
+        cast = in_dtype(model, dtype)
+        default = "eager" if settings.backward else default_engine(cast.device, cast.dtype)
+        one = random_images(cast, 1)
+        for name in settings.engines or (default,):
+            engine = prepare_engine(name, cast.encoder, one, batches=settings.batches)
+            ways.append(Way(engine, cast))
+    infos = tuple(_engine_info(way.engine, way.model) for way in ways)
+    faithful = tuple(
+        fidelity(model, way.engine, way.model, images)
+        for way in ways
+        if way.model.dtype != torch.float32 and len(dtypes) > 1
+    )
+    session = Session(model, settings, ways, advance)
     runs = tuple(run for batch in settings.batches for run in session.answer(batch))
+    fits = largest_batches(runs, ways, settings.memory_bytes) if settings.memory_bytes else ()
+    words = [
+        verdict(model.config.encoder, model.input_size, runs),
+        *dtype_words(session.comparisons, faithful),
+        *map(fit_words, fits),
+    ]
     return ProfileResult(
         model=model_info(model),
         image_size=model.input_size,
@@ -56,9 +107,105 @@ def profile(
         engines=infos,
         comparisons=tuple(session.comparisons),
         machine=describe_machine(
-            model.device, model.dtype, {engine.name: engine.version for engine in engines}
+            model.device, model.dtype, {way.engine.name: way.engine.version for way in ways}
         ),
-        verdict=verdict(model.config.encoder, model.input_size, runs),
+        verdict=" ".join(words),
+        fidelity=faithful,
+        fits=fits,
+    )
+
+
+def in_dtype(model: Model, dtype: str) -> Model:
+    """The model with parameters in another dtype; itself where they are in it."""
+    if dtype == model.dtype_name:
+        return model
+    kind: torch.dtype = getattr(torch, dtype)
+    return replace(model, encoder=copy.deepcopy(model.encoder).to(kind), dtype=kind)
+
+
+@torch.no_grad()
+def fidelity(reference: Model, engine: Engine, model: Model, images: Pictures) -> Fidelity:
+    """How far an engine in another dtype is from plain torch in float32, on the same pixels."""
+    pictures = picture_list(images)
+    if reference.known_preprocessing is None or reference.config.encoder.channels != 3:
+        pixels = random_images(reference, max(1, len(pictures)))
+    else:
+        pixels = reference.transform(pictures or [synthetic_image(reference.input_size)])
+    theirs: EncoderOutput = reference.encoder(pixels)
+    ours = engine.run(pixels.to(model.dtype))
+    tokens, expected = ours.tokens.double(), theirs.tokens.double()
+    pooled = None
+    if ours.pooled is not None and theirs.pooled is not None:
+        pooled = F.cosine_similarity(ours.pooled.double(), theirs.pooled.double(), dim=-1)
+    return Fidelity(
+        engine=engine.name,
+        dtype=model.dtype_name,
+        images=len(pixels),
+        cosine_min=float(F.cosine_similarity(tokens, expected, dim=-1).min()),
+        pooled_cosine_min=None if pooled is None else float(pooled.min()),
+        relative_difference=largest_difference(tokens, expected) / float(expected.abs().max()),
+    )
+
+
+def dtype_words(comparisons: Sequence[Comparison], faithful: Sequence[Fidelity]) -> Iterator[str]:
+    """A sentence per dtype: how fast at the largest batch, how far from float32."""
+    for item in faithful:
+        far = item.cosine_min if item.pooled_cosine_min is None else item.pooled_cosine_min
+        what = "token" if item.pooled_cosine_min is None else "pooled vector"
+        name = f"{item.dtype} ({item.engine})"
+        if not math.isfinite(item.cosine_min):
+            yield f"{name} gives values that are not finite."
+            continue
+        rows = [c for c in comparisons if (c.engine, c.dtype) == (item.engine, item.dtype)]
+        fast = ""
+        if rows:
+            last = max(rows, key=lambda row: row.batch)
+            ratio = last.speed_ratio.median
+            speed = (
+                f"{ratio:.2g} times as fast as"
+                if ratio >= 1
+                else f"{1 / ratio:.2g} times slower than"
+            )
+            fast = f" is {speed} {last.baseline_dtype} ({last.baseline}) at batch {last.batch};"
+        count = "1 image" if item.images == 1 else f"{item.images} images"
+        yield f"{name}{fast} smallest cosine of a {what} to float32 {far:.5f} on {count}."
+
+
+def largest_batches(
+    runs: Sequence[ProfileRun], ways: Sequence[Way], memory: int
+) -> tuple[Fit, ...]:
+    """The largest batch of each way that fits, on the line through the peaks measured.
+
+    A step takes the weights, and its peak grows with the batch; one batch gives a line through
+    zero.
+    """
+    fits = []
+    for way in ways:
+        peaks = sorted(
+            (run.batch, run.peak_bytes)
+            for run in runs
+            if (run.engine, run.dtype) == way.key and run.peak_bytes
+        )
+        if not peaks:
+            continue
+        (low, least), (high, most) = peaks[0], peaks[-1]
+        image = (most - least) / (high - low) if high > low else most / high
+        image = max(image, 1.0)
+        base = max(0.0, most - image * high)
+        weights = sum(p.numel() * p.element_size() for p in way.model.encoder.parameters())
+        if way.model.device.type == "cuda":  # the peak holds the weights already
+            weights, base = 0, most - image * high
+        batch = max(0, int((memory - weights - base) / image))
+        fits.append(Fit(*way.key, memory, weights, int(image), batch))
+    return tuple(fits)
+
+
+def fit_words(fit: Fit) -> str:
+    gib, mib = 2**30, 2**20
+    return (
+        f"In {fit.memory_bytes / gib:.3g} GiB the largest batch is {fit.batch} ({fit.engine}, "
+        f"{fit.dtype}: weights {fit.weight_bytes / mib:.4g} MiB, {fit.image_bytes / mib:.3g} MiB "
+        "per image)."
     )
 
 
@@ -73,8 +220,9 @@ def attend(encoder: VisionEncoder, kind: str | None) -> None:
         attention.attend = ATTENDS[kind](rate).train(encoder.training)
 
 
-def _engine_info(engine: Engine, encoder: VisionEncoder, images: Tensor) -> EngineInfo:
-    error = None if engine.name == "eager" else largest_error(engine, encoder, images)
+def _engine_info(engine: Engine, model: Model) -> EngineInfo:
+    images = random_images(model, 1)
+    error = None if engine.name == "eager" else largest_error(engine, model.encoder, images)
     return EngineInfo(engine.name, engine.prepare_s, engine.note, error)
 
 
@@ -111,9 +259,9 @@ def _time(runs: Sequence[ProfileRun]) -> list[str]:
 
 def _batch(runs: Sequence[ProfileRun]) -> list[str]:
     """From the smallest batch to the largest, of the first engine that answered at both."""
-    for engine in dict.fromkeys(run.engine for run in runs):
+    for way in dict.fromkeys((run.engine, run.dtype) for run in runs):
         answered = sorted(
-            (run for run in runs if run.engine == engine and run.images_per_s),
+            (run for run in runs if (run.engine, run.dtype) == way and run.images_per_s),
             key=lambda run: run.batch,
         )
         if len(answered) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, draw
-from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, grouped
+from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped
 from vitcli.ui.tables import show
 
 BATCHES = (1, 8, 64)
@@ -30,14 +31,39 @@ EngineOption = Annotated[
 @grouped
 def profile(
     *,
-    model: ModelOptions,
+    model: Annotated[ModelOptions, Without(("dtype",))],
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            metavar="TYPE",
+            help="float32, bfloat16, float16 or float64. Repeat to compare them in turn, with how "
+            "far each is from float32.",
+            show_default="float32",
+        ),
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="An image on which dtypes are compared. Repeatable.",
+            show_default="a built-in image",
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory", min=0.001, metavar="GIB", help="Find the largest batch that fits in it."
+        ),
+    ] = None,
     batch: Annotated[
         list[int] | None,
         typer.Option(
             "--batch",
             min=1,
             metavar="N",
-            help="Images a step. Repeatable.",
+            help="Images per step. Repeatable.",
             show_default=", ".join(map(str, BATCHES)),
         ),
     ] = None,
@@ -55,7 +81,7 @@ def profile(
             "--runs",
             min=1,
             metavar="N",
-            help="Timed steps a batch.",
+            help="Timed steps per batch size.",
             show_default="5 to 30, in about 15 s",
         ),
     ] = None,
@@ -83,6 +109,7 @@ def profile(
       vitcli profile --batch 1 --batch 8
       vitcli profile --preset dinov2-s14 --image-size 518 --attention explicit
       vitcli profile --engine eager --engine compile --engine onnx --batch 8
+      vitcli profile --dtype float32 --dtype bfloat16 --batch 8 --memory 4
     """
     from vitcli.commands.profile.result import ProfileSettings
     from vitcli.ui.console import answer_text, note, progress, status
@@ -93,6 +120,8 @@ def profile(
     settings = ProfileSettings(
         batches=tuple(batch or BATCHES),
         engines=tuple(engine or ()),
+        dtypes=tuple(dtype or ()) if len(dtype or ()) > 1 else (),
+        memory_bytes=None if memory is None else int(memory * 2**30),
         attention=attention,
         runs=runs,
         backward=backward,
@@ -100,9 +129,12 @@ def profile(
         trace=trace,
     )
     settings.check()
-    request = model.to_request()
+    if image and len(dtype or ()) < 2:
+        raise VitcliError("--image: dtypes are compared on it", "--dtype float32 --dtype bfloat16")
+    alone = dtype[0] if dtype and len(dtype) == 1 else "float32"
+    request = replace(model.to_request(), dtype=alone)
     if request.weights is None:
-        config = request.fresh_config()  # a bad config is told before torch is loaded
+        config = request.fresh_config()  # a bad config is an error before torch is loaded
         if print_config:
             from vitcli.config.load import config_yaml
 
@@ -123,7 +155,7 @@ def profile(
         return answer_text(config_yaml(loaded.config))
 
     with progress("profiling (images)") as advance:
-        result = analysis.profile(loaded, settings, advance)
+        result = analysis.profile(loaded, settings, advance, images=image or ())
     answered = any(run.error is None for run in result.runs)
     if trace and answered:
         note(f"wrote one step to {trace}: open it at https://ui.perfetto.dev")

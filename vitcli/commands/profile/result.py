@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, get_args
 
+from vitcli.config.request import DTYPES
 from vitcli.config.schema import AttendKind
 from vitcli.engines import check_engine
 from vitcli.errors import VitcliError
@@ -83,12 +84,14 @@ class ProfileRun:
     """1e9 floating-point operations a second, two for each multiply-accumulate; a backward pass
     counts twice a forward pass."""
     gemm_gflops: float | None = None
-    """The matrix-multiply rate measured beside it, on the shapes of the encoder's own."""
+    """The best rate of every matrix multiply that torch has here in this dtype, measured beside it
+    on the encoder's shapes, and never less than what the encoder itself reached."""
     gemm_fraction: float | None = None
     """gflops / gemm_gflops."""
     components: tuple[ComponentTime, ...] = ()
-    """Of the eager engine only: the others fuse across components."""
+    """Of engines that call the encoder's modules; the others fuse across components."""
     ops: tuple[OperatorTime, ...] = ()
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,37 @@ class Comparison:
     baseline: str
     speed_ratio: WallTime
     """Time of the baseline over time of the engine, pair by pair: above 1 is faster."""
+    dtype: str = "float32"
+    baseline_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How far an engine's output in another dtype is from plain torch in float32."""
+
+    engine: str
+    dtype: str
+    images: int
+    cosine_min: float
+    """Smallest cosine to float32, over all tokens of all images; NaN where one is not finite."""
+    pooled_cosine_min: float | None
+    """The same of the pooled vectors; None without pooling."""
+    relative_difference: float
+    """Largest difference of a token's value, over float32's largest absolute value."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest batch whose step fits in the memory asked about."""
+
+    engine: str
+    dtype: str
+    memory_bytes: int
+    weight_bytes: int
+    image_bytes: int
+    """What each further image adds at the peak, by the peaks measured."""
+    batch: int
+    """0 where not even one image fits."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +166,10 @@ class ProfileResult(Result):
     machine: Machine
     verdict: str
     """In words: what dominates, and what changes with batch and resolution."""
+    fidelity: tuple[Fidelity, ...] = ()
+    """Of each dtype but float32, where several were asked for."""
+    fits: tuple[Fit, ...] = ()
+    """With `--memory`."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +177,10 @@ class ProfileSettings:
     batches: tuple[int, ...] = (1, 8, 64)
     engines: tuple[str, ...] = ()
     """Without any, the default engine of the device and dtype; eager for a backward pass."""
+    dtypes: tuple[str, ...] = ()
+    """Without any, the model's own."""
+    memory_bytes: int | None = None
+    """Find the largest batch that fits in so much memory."""
     attention: str | None = None
     """fused or explicit; None for what the config says."""
     runs: int | None = None
@@ -154,10 +196,18 @@ class ProfileSettings:
         Raises:
             VitcliError: an unknown name, a value given twice, engines that cannot train or trace.
         """
-        for option, values in (("--batch", self.batches), ("--engine", self.engines)):
+        for option, values in (
+            ("--batch", self.batches),
+            ("--engine", self.engines),
+            ("--dtype", self.dtypes),
+        ):
             for value in values:
                 if list(values).count(value) > 1:
                     raise VitcliError(f"{option} {value}: given twice", "name each once")
+        for dtype in self.dtypes:
+            if dtype not in DTYPES:
+                known = ", ".join(DTYPES)
+                raise VitcliError(f"--dtype {dtype}: unknown (expected {known})", "--dtype float32")
         for name in self.engines:
             check_engine(name)
             if self.backward:

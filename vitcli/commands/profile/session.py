@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from vitcli.commands.profile.machine import (
     gemm_shapes,
     is_out_of_memory,
     least_memory,
+    peak_alone,
     peak_memory,
     return_freed_memory,
     timed,
 )
 from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
 from vitcli.engines import ENGINES
-from vitcli.engines.engine import Engine
+from vitcli.engines.engine import Engine, prepare_engine
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance
 from vitcli.model import Model
@@ -73,6 +74,32 @@ def spread(values: Sequence[float]) -> WallTime:
     return WallTime(statistics.median(values), tenths[0], tenths[-1])
 
 
+@dataclass(frozen=True)
+class Way:
+    """One engine in one dtype."""
+
+    engine: Engine
+    model: Model
+    """In that dtype; the parameters are its own where the dtype is not that of the first model."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.engine.name, self.model.dtype_name
+
+
+def lone_step(
+    engine: str, encoder: VisionEncoder, images: Tensor, backward: bool
+) -> Callable[[], object]:
+    """A step prepared from nothing, for a process of its own."""
+    if backward:
+        return lambda: training_step(encoder, images)
+    ready = prepare_engine(engine, encoder, images, batches=(len(images),))
+    return lambda: ready.run(images)
+
+
+Key = tuple[str, str]
+
+
 class Session:
     """The runs of one call of `vitcli profile`."""
 
@@ -80,12 +107,12 @@ class Session:
         self,
         model: Model,
         settings: ProfileSettings,
-        engines: Sequence[Engine],
+        ways: Sequence[Way],
         advance: Advance,
     ) -> None:
         self.model = model
         self.settings = settings
-        self.engines = engines
+        self.ways = {way.key: way for way in ways}
         self.costs = component_costs(model.config.encoder, model.input_size)
         self.macs = sum(cost.total.macs for cost in self.costs)
         rows, columns = model.config.encoder.grid_at(model.input_size)
@@ -96,15 +123,16 @@ class Session:
         self._advance = advance
         self._planned = settings.runs or FEWEST_RUNS
         passes = self._planned + 3  # warm-up, memory, profiler
-        self._todo = sum(settings.batches) * len(engines) * passes
+        self._todo = sum(settings.batches) * len(ways) * passes
         self._done = 0
-        model.encoder.train(settings.backward)
+        for way in ways:
+            way.model.encoder.train(settings.backward)
 
     def answer(self, batch: int) -> list[ProfileRun]:
-        """A row for each engine; out of memory is a row that says so."""
+        """A row for each engine and dtype; out of memory is a row that says so."""
         fused = isinstance(attentions(self.model.encoder)[0].attend, FusedAttention)
         kind = "fused" if fused else "explicit"
-        blank = [ProfileRun(batch, engine.name, kind) for engine in self.engines]
+        blank = [ProfileRun(batch, name, kind, dtype=dtype) for name, dtype in self.ways]
         refusal = self._too_large(batch)
         if refusal:
             return [replace(run, error=refusal) for run in blank]
@@ -118,35 +146,48 @@ class Session:
             return_freed_memory()
 
     def _measured(self, blank: Sequence[ProfileRun], images: Tensor) -> list[ProfileRun]:
-        steps = {engine.name: self._step(engine, images) for engine in self.engines}
-        runs = {run.engine: self._warmed(run, steps[run.engine]) for run in blank}
-        alive = [name for name, run in runs.items() if run.error is None]
-        times = self._times(len(images), {name: steps[name] for name in alive})
-        if alive:
-            rate = gemm_gflops(
-                gemm_shapes(self.model.encoder),
-                len(images) * self.tokens,
-                self.model.device,
-                self.model.dtype,
-            )
-        for name in alive:
-            run = self._figures(runs[name], times[name], rate)
-            runs[name] = self._recorded(run, steps[name])
-            if name != alive[0]:
-                ratios = [a / b for a, b in zip(times[alive[0]], times[name], strict=True)]
-                self.comparisons.append(Comparison(run.batch, name, alive[0], spread(ratios)))
+        steps = {key: self._step(way, images) for key, way in self.ways.items()}
+        runs = {
+            (run.engine, run.dtype): self._warmed(run, steps[run.engine, run.dtype], images)
+            for run in blank
+        }
+        alive = [key for key, run in runs.items() if run.error is None]
+        times = self._times(len(images), {key: steps[key] for key in alive})
+        shapes, rows = gemm_shapes(self.model.encoder), len(images) * self.tokens
+        rates = {
+            dtype: gemm_gflops(shapes, rows, self.model.device, getattr(torch, dtype))
+            for dtype in dict.fromkeys(dtype for _, dtype in alive)
+        }
+        for key in alive:
+            run = self._figures(runs[key], times[key], rates[key[1]])
+            runs[key] = self._recorded(run, steps[key])
+            if key != alive[0]:
+                ratios = [a / b for a, b in zip(times[alive[0]], times[key], strict=True)]
+                name, baseline = key[0], alive[0][0]
+                self.comparisons.append(
+                    Comparison(run.batch, name, baseline, spread(ratios), key[1], alive[0][1])
+                )
         return list(runs.values())
 
-    def _step(self, engine: Engine, images: Tensor) -> Callable[[], object]:
+    def _step(self, way: Way, images: Tensor) -> Callable[[], object]:
+        cast = images.to(way.model.dtype)
         if self.settings.backward:
-            return lambda: training_step(self.model.encoder, images)
-        return lambda: engine.run(images)
+            return lambda: training_step(way.model.encoder, cast)
+        return lambda: way.engine.run(cast)
 
-    def _warmed(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
-        """The first step, and memory in the second."""
+    def _warmed(self, run: ProfileRun, step: Callable[[], object], images: Tensor) -> ProfileRun:
+        """The first step, and the memory of one."""
+        device = self.model.device
         try:
-            first = timed(step, self.model.device)
-            peak = peak_memory(step, self.model.device)
+            first = timed(step, device)
+            if device.type == "cpu" and ENGINES[run.engine].any_batch:
+                model = self.ways[run.engine, run.dtype].model
+                cast = images.to(model.dtype)
+                peak = peak_alone(
+                    lone_step, run.engine, model.encoder, cast, self.settings.backward
+                )
+            else:  # a compiled graph would be compiled once more
+                peak = peak_memory(step, device)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -156,9 +197,9 @@ class Session:
             self._peaks[run.batch] = max(peak, self._peaks.get(run.batch, 0))
         return replace(run, warmup_s=first, peak_bytes=peak)
 
-    def _times(self, batch: int, steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-        """Wall seconds of each engine's steps, taken in turn."""
-        times: dict[str, list[float]] = {name: [] for name in steps}
+    def _times(self, batch: int, steps: dict[Key, Callable[[], object]]) -> dict[Key, list[float]]:
+        """Wall seconds of each way's steps, taken in turn."""
+        times: dict[Key, list[float]] = {name: [] for name in steps}
         done, spent = 0, 0.0
         while steps and self._wants_more(done, spent / len(steps)):
             for name, step in steps.items():
@@ -184,8 +225,8 @@ class Session:
             wall_s=wall,
             images_per_s=run.batch / wall.median,
             gflops=gflops,
-            gemm_gflops=gemm,
-            gemm_fraction=gflops / gemm,
+            gemm_gflops=max(gemm, gflops),
+            gemm_fraction=gflops / max(gemm, gflops),
         )
 
     def _recorded(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
@@ -196,9 +237,10 @@ class Session:
             return run
         steps = max(1, min(MOST_RECORDED, int(RECORDED_S / run.wall_s.median)))
         device = self.model.device
-        recording = record(step, self.model.encoder, device, steps)
+        encoder = self.ways[run.engine, run.dtype].model.encoder
+        recording = record(step, encoder, device, steps)
         if self._trace:
-            write_trace(record(step, self.model.encoder, device, 1), self._trace)
+            write_trace(record(step, encoder, device, 1), self._trace)
             self._trace = None
         self._progress(run.batch)
         inside = ENGINES[run.engine].hooks

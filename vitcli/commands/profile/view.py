@@ -59,6 +59,8 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
             yield f"{engine.engine}: {escape(', '.join(facts))}"
     if result.comparisons:
         yield _comparisons(result)
+    if result.fidelity:
+        yield _fidelity(result)
     componented = [run for run in result.runs if run.components]
     if componented:
         yield _components(componented)
@@ -72,12 +74,16 @@ def _runs(result: ProfileResult) -> Table:
     grid = table()
     grid.add_column("batch", justify="right")
     engines = {run.engine for run in result.runs}
+    dtypes = {run.dtype for run in result.runs}
     if len(engines) > 1:
         grid.add_column("engine")
+    if len(dtypes) > 1:
+        grid.add_column("dtype")
     for name in ("median", "p10", "p90", "images/s", "peak", "GFLOP/s", "of GEMM", "first"):
         grid.add_column(name, justify="right")
     for run in result.runs:
         cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
+        cells += [run.dtype] if len(dtypes) > 1 else []
         if run.wall_s is None:
             grid.add_row(*cells, "[yellow]no answer[/]")
             continue
@@ -106,18 +112,34 @@ def _comparisons(result: ProfileResult) -> Table:
         ratio = item.speed_ratio
         grid.add_row(
             str(item.batch),
-            item.engine,
+            item.engine if item.dtype == item.baseline_dtype else f"{item.engine}, {item.dtype}",
             *(f"{value:.2f}x" for value in (ratio.median, ratio.p10, ratio.p90)),
         )
     return grid
 
 
+def _fidelity(result: ProfileResult) -> Table:
+    count = plural(result.fidelity[0].images, "image")
+    grid = table(f"Distance to float32 by plain torch, on {count}")
+    grid.add_column("engine")
+    grid.add_column("dtype")
+    for name in ("smallest cosine", "of a pooled vector", "largest relative difference"):
+        grid.add_column(name, justify="right")
+    for item in result.fidelity:
+        pooled = "" if item.pooled_cosine_min is None else f"{item.pooled_cosine_min:.6f}"
+        far = f"{item.relative_difference:.2g}"
+        grid.add_row(item.engine, item.dtype, f"{item.cosine_min:.6f}", pooled, far)
+    return grid
+
+
 def _components(runs: list[ProfileRun]) -> Table:
     """A row a component; for each batch its own time in a step and its share."""
-    grid = table("Components: own time and share of each batch (eager, under the profiler)")
+    grid = table("Components: own time and share of each batch (under the profiler)")
     grid.add_column("component", no_wrap=True)
+    ways = {(run.engine, run.dtype) for run in runs}
     for run in runs:
-        grid.add_column(f"batch {run.batch}", justify="right")
+        way = f", {run.engine} {run.dtype}" if len(ways) > 1 else ""
+        grid.add_column(f"batch {run.batch}{way}", justify="right")
         grid.add_column("share", justify="right")
     grid.add_column("of ops", justify="right")
     names = list(dict.fromkeys(part.name for run in runs for part in run.components))
@@ -141,7 +163,7 @@ def _components(runs: list[ProfileRun]) -> Table:
 
 
 def _operators(run: ProfileRun) -> Table:
-    grid = table(f"Operators of torch's profiler, batch {run.batch}, {run.engine}")
+    grid = table(f"Operators of torch's profiler, batch {run.batch}, {run.engine}, {run.dtype}")
     grid.add_column("operator")
     for name in ("calls", "self time", "share"):
         grid.add_column(name, justify="right")
@@ -187,8 +209,9 @@ def figure(result: ProfileResult) -> Any:
     else:
         shares.text(0.5, 0.5, "only the eager engine\nhas components", ha="center", va="center")
     fastest = 0.0
-    for index, engine in enumerate(dict.fromkeys(run.engine for run in result.runs)):
-        timed = [r for r in result.runs if r.engine == engine and r.images_per_s and r.wall_s]
+    ways = list(dict.fromkeys((run.engine, run.dtype) for run in result.runs))
+    for index, way in enumerate(ways):
+        timed = [r for r in result.runs if (r.engine, r.dtype) == way and r.images_per_s]
         if not timed:
             continue
         timed.sort(key=lambda run: run.batch)
@@ -201,7 +224,8 @@ def figure(result: ProfileResult) -> Any:
             [max(m - end, 0.0) for m, end in zip(middle, low, strict=True)],
             [max(end - m, 0.0) for m, end in zip(middle, high, strict=True)],
         ]
-        speed.errorbar(batches, middle, yerr=spread, capsize=2, label=engine, **series(index))
+        label = way[0] if len({dtype for _, dtype in ways}) == 1 else f"{way[0]}, {way[1]}"
+        speed.errorbar(batches, middle, yerr=spread, capsize=2, label=label, **series(index))
         fastest = max(fastest, *high, *middle)
     speed.set(xlabel="batch (images)", ylabel="throughput (images/s)", ylim=(0, 1.1 * fastest or 1))
     speed.set_xscale("log", base=2)

@@ -1,0 +1,20 @@
+"""Memory is measured in this process: another one per batch would cost seconds each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitcli.commands.profile import machine, session
+
+
+def here(make_step, *arguments):
+    step = make_step(*arguments)
+    step()
+    return machine.peak_memory(step, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def memory_in_this_process(request: pytest.FixtureRequest, monkeypatch) -> None:
+    if "in_a_process" not in request.node.name:
+        monkeypatch.setattr(session, "peak_alone", here)
