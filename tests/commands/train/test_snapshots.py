@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import struct
@@ -279,6 +280,36 @@ def test_a_damaged_snapshot_is_an_error(tmp_path: Path, finished: Path, damage: 
         file.write_bytes(b"")
     with pytest.raises(VitcliError, match="cannot be read"):
         run(out, resume=True)
+
+
+def test_a_flipped_bit_in_the_weights_is_damage(tmp_path: Path, finished: Path) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    file = out / "snapshots" / "step-000000008" / "weights.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])
+    with pytest.raises(VitcliError, match=r"weights\.safetensors is damaged"):
+        run(out, resume=True)
+
+
+def test_mutated_files_of_a_run_are_read_or_refused(tmp_path: Path, finished: Path) -> None:
+    """Whatever the bytes are: no other exception, and no signal."""
+    draw = random.Random(0)
+    names = ["trainer.pt", "weights.safetensors", "metrics.jsonl", "config.yaml"]
+    refused = 0
+    for number in range(60):
+        out = shutil.copytree(finished, tmp_path / str(number))
+        (file,) = (f for f in out.rglob(names[number % 4]) if "step-000000006" not in f.parts)
+        content = bytearray(file.read_bytes())
+        for _ in range(draw.choice([1, 3, 20])):
+            place = draw.randrange(len(content))
+            cut = draw.choice([0, 1, 40])
+            content[place : place + cut] = draw.randbytes(draw.choice([0, 1, 9]))
+        file.write_bytes(content)
+        try:
+            run(out, resume=True)
+        except VitcliError:
+            refused += 1
+    assert refused > 40
 
 
 def test_metrics_are_never_reached_through_a_link(tmp_path: Path, finished: Path) -> None:

@@ -12,6 +12,7 @@ result.json           once the run is over
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -139,6 +140,20 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"{path.name} is not a snapshot")
     return state
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sums(folder: Path, sums: Any) -> None:
+    """Raises ValueError where a file is not the one whose sum was written; none is of old runs."""
+    if not names_reasons(sums):
+        raise ValueError("trainer.pt has no checksums")
+    for name, written in sums.items():
+        if Path(name).name != name or sha256(folder / name) != written:
+            raise ValueError(f"{name} is damaged")
 
 
 def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
@@ -298,6 +313,7 @@ class RunDirectory:
                 folder=folder,
                 unreadable=state.get("unreadable", {}),
             )
+            check_sums(folder, state.get("sha256", {}))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise VitcliError(
@@ -305,7 +321,8 @@ class RunDirectory:
                 OTHER_SNAPSHOT,
                 exit_code=1,
             ) from error
-        if not (is_count(found.step) and is_count(found.metrics_bytes) and found.step == steps[-1]):
+        whole = is_count(found.step) and is_count(found.metrics_bytes)
+        if not (whole and found.step == steps[-1] and names_reasons(found.unreadable)):
             raise VitcliError(
                 f"{folder}: is not the snapshot of step {steps[-1]}", OTHER_SNAPSHOT, exit_code=1
             )
@@ -380,16 +397,14 @@ class RunDirectory:
                 save_file(plain_tensors(weights), part / "weights.safetensors")
                 if ema is not None:
                     save_file(plain_tensors(ema), part / "ema.safetensors")
-                with (part / "trainer.pt").open("wb") as file:
-                    torch.save(
-                        {
-                            "step": step,
-                            "optimiser": optimizer,
-                            "metrics_bytes": length,
-                            "unreadable": dict(unreadable),
-                        },
-                        file,
-                    )
+                state = {
+                    "step": step,
+                    "optimiser": optimizer,
+                    "metrics_bytes": length,
+                    "unreadable": dict(unreadable),
+                    "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
+                }
+                torch.save(state, part / "trainer.pt")
                 for written in part.iterdir():
                     as_new(written)
                     sync(written)
