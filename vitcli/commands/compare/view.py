@@ -109,14 +109,15 @@ def figure(result: CompareResult) -> Any:
         gaps = panels[1]
         sizes = np.array([row.relative for row in rows])
         gaps.semilogy(range(len(rows)), np.where(sizes > 0, sizes, np.nan), **series(0))
-        gaps.axhline(result.tolerance, label="rounding", **CHANCE)
+        gaps.axhline(result.tolerance, **CHANCE)
+        where = {"xycoords": ("axes fraction", "data"), "va": "bottom"}
+        gaps.annotate("rounding", (0.02, result.tolerance), **where)
         if not sizes.any():
             gaps.set_ylim(result.tolerance / 100, 1)
             gaps.text(0.5, 0.6, "identical bit for bit", ha="center", transform=gaps.transAxes)
         _name_layers(gaps.xaxis, [row.layer for row in rows])
         gaps.set_ylabel("largest difference / largest value")
         gaps.set_xlabel("layer")
-        gaps.legend()
         gaps.grid()
     pairing = "; patches paired by place" if cka.pairing else ""
     images = f"{result.images} image{'s' * (result.images != 1)}"

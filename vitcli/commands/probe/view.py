@@ -104,6 +104,8 @@ def ranking_tables(result: RankingResult) -> Iterator[Any]:
     """Encoders or layers, best first; what they cost; the verdict."""
     yield f"[bold]{result.images:,} images[/]{_of_classes(result.classes)}"
     yield _accuracies(result)
+    if len(result.ranked) > 1:
+        yield "below best: on the same images; p: paired test, adjusted for all comparisons (Holm)"
     if any(one.cost for one in result.ranked):
         yield _costs(result.ranked)
         yield result.timing
@@ -116,11 +118,11 @@ def _accuracies(result: RankingResult) -> Any:
     numbers = result.ranked[0].regression is not None
     rows = table()
     rows.add_column("layer" if result.ranked[0].layer is not None else "encoder", overflow="fold")
-    for name in ("R²",) if numbers else ("linear probe", "k-NN"):
+    for name in ("R²",) if numbers else ("linear", "k-NN"):
         rows.add_column(name, justify="right")
         rows.add_column("95%", justify="right")
     rows.add_column("below best", justify="right")
-    rows.add_column("p (Holm)", justify="right")
+    rows.add_column("p", justify="right")
     for one in result.ranked:
         cells: list[str] = []
         if one.regression:
@@ -229,7 +231,7 @@ def ranking_figure(result: RankingResult) -> Any:
         chance_line(axes, result.largest_share)
     axes.set_ylabel("R² of ridge regression" if numbers else "accuracy of the linear probe")
     axes.grid()
-    drawing.legend(loc="outside lower center", ncols=2)
+    drawing.legend(loc="outside upper center", ncols=3)
     caption(drawing, f"bars: 95% intervals; {result.images:,} images, {result.protocol}")
     return drawing
 
