@@ -38,6 +38,26 @@ def test_model_options_have_one_order(name: str) -> None:
     assert shown == [known for known in MODEL if known in shown]
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("params --preset siglip2-b", {"siglip2-b16-256"}),
+        ("params --dtype f", {"float32", "float16", "float64"}),
+        ("params --norm p", {"pre", "post"}),
+        ("presets --format m", {"markdown"}),
+        ("encode --device c", {"cpu", "cuda"}),
+    ],
+)
+def test_values_are_completed(words: str, wanted: set[str]) -> None:
+    environment = {
+        "_VITCLI_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"vitcli {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = CliRunner().invoke(app, [], env=environment, prog_name="vitcli")
+    assert wanted <= set(done.stdout.split()), done.output
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_says_what_it_does(name: str) -> None:
     assert not [p.opts for p in options(name) if not p.help]

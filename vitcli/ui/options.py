@@ -86,8 +86,24 @@ def choices(kind: Any, between: str = "|") -> str:
     return between.join(get_args(kind))
 
 
+def _presets(incomplete: str) -> list[str]:
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+COMPLETIONS: dict[str, Callable[[str], Any]] = {
+    "--preset": _presets,
+    "--norm": complete(get_args(NormPlacement)),
+    "--position": complete(get_args(PositionKind)),
+    "--pool": complete(get_args(PoolingKind)),
+    "--device": complete(("auto", "cpu", "cuda", "mps")),
+    "--dtype": complete(("float32", "bfloat16", "float16", "float64")),
+}
+"""What a shell completes the value of an option with; files are completed where a path is asked."""
+
+
 def model_option(*names: str, **how: Any) -> Any:
     """A typer option in the help's panel about the model."""
+    how.setdefault("autocompletion", COMPLETIONS.get(names[0]))
     return typer.Option(*names, rich_help_panel="Model", **how)
 
 
