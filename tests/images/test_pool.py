@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
+from vitcli.images import decode as decode_module
 from vitcli.images import folders
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import Walk
@@ -203,3 +204,27 @@ def test_the_current_folder_is_never_searched_for_modules(tmp_path: Path) -> Non
     )
     assert (done.stdout, done.returncode) == ("8\n", 0), done.stderr
     assert not (tmp_path / "poisoned").exists()
+
+
+def test_scans_are_counted_only_where_libjpeg_would_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[str] = []
+    count = decode_module._scans
+    monkeypatch.setattr(decode_module, "_scans", lambda file: counted.append("") or count(file))
+    for mode in ("L", "RGB", "CMYK"):
+        for progressive in (False, True):
+            file = io.BytesIO()
+            Image.new(mode, (40, 30)).save(file, "JPEG", progressive=progressive)
+            counted.clear()
+            decode(file.getvalue())
+            assert bool(counted) is progressive
+    # A scan of its own for each component: the first says that it holds one of three.
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(file, "JPEG")
+    content = file.getvalue()
+    at = content.index(b"\xff\xda")
+    header = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    with contextlib.suppress(ImageError):
+        decode(content[:at] + header * 1000 + content[at + 14 :])
+    assert counted

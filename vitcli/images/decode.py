@@ -181,8 +181,6 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
     if not head:
         raise ImageError("truncated", f"{label}: the file is empty")
     signature = recognize(head)
-    if signature and signature.name == "JPEG" and _scans(file) > _MOST_SCANS:
-        raise ImageError("corrupt", f"{label}: a JPEG of more than {_MOST_SCANS} scans")
     if signature and signature.refusal:
         raise ImageError(
             "unsupported", f"{label}: {signature.name}: {signature.refusal}", signature.hint
@@ -201,6 +199,12 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a format read here") from error
     with image:
+        if (
+            image.format in ("JPEG", "MPO")
+            and _has_scans(file, image)
+            and (_scans(file) > _MOST_SCANS)
+        ):
+            raise ImageError("corrupt", f"{label}: a JPEG of more than {_MOST_SCANS} scans")
         return _upright_rgb(image, background)
 
 
@@ -232,6 +236,19 @@ def _upright_rgb(image: Image.Image, background: tuple[int, int, int]) -> Decode
     return DecodedImage(rgb, mode, rgb.width, rgb.height, kind, orientation, has_alpha)
 
 
+def _has_scans(file: IO[bytes], image: Image.Image) -> bool:
+    """Whether libjpeg reads more than the first scan: unless that holds all components at once.
+
+    Pillow has just read that scan's header: its length, its components' number, two bytes each,
+    three more.
+    """
+    components = getattr(image, "layers", 0)
+    if image.format != "JPEG" or image.info.get("progressive") or not components:
+        return True
+    file.seek(max(file.tell() - 4 - 2 * components, 0))
+    return file.read(1) != bytes((components,))
+
+
 def _scans(file: IO[bytes]) -> int:
     """Start-of-scan markers of a JPEG; compressed data cannot hold one."""
     file.seek(0)
@@ -247,6 +264,9 @@ def _identify(file: IO[bytes]) -> Image.Image:
 
     Raises UnidentifiedImageError, whose arguments are what each plugin had against it.
     """
+    file.seek(0)
+    with contextlib.suppress(UnidentifiedImageError):  # nearly all; the rest says why it is not
+        return Image.open(file, formats=COMMON)
     for formats in (COMMON, FORMATS):
         if formats is FORMATS:
             Image.init()
