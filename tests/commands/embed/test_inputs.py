@@ -5,18 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
-from vitcli.commands.embed import inputs
 from vitcli.commands.embed.inputs import difference, write_inputs
 from vitcli.images.shards import Entry
 
 
-@pytest.mark.parametrize("in_memory", [1000, 7])
-def test_sorted_without_repetitions_and_cut_into_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
-) -> None:
-    monkeypatch.setattr(inputs, "_IN_MEMORY", in_memory)
+def test_sorted_without_repetitions_and_cut_into_parts(tmp_path: Path) -> None:
     entries = [Entry(f"{i % 30:03d}\n.jpg", "x") for i in range(40)]
     random.Random(0).shuffle(entries)
     result = write_inputs(entries, tmp_path, part_rows=8)

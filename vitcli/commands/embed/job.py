@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import tempfile
 from array import array
 from collections import Counter
@@ -405,9 +406,12 @@ def only_writer(folder: Path, shared: bool) -> Iterator[None]:
         )
     with held:
         if not shared:
-            for pattern in (".part-*.part", "._*.part", ".inputs.*.jsonl", ".manifest.*.part"):
+            for pattern in (".part-*.part", "._*.part", ".inputs.*", ".manifest.*.part"):
                 for left in folder.glob(pattern):
-                    left.unlink(missing_ok=True)
+                    if left.is_dir():
+                        shutil.rmtree(left, ignore_errors=True)
+                    else:
+                        left.unlink(missing_ok=True)
         yield
 
 
