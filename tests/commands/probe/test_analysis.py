@@ -247,6 +247,8 @@ def test_images_are_probed_without_keeping_their_vectors(tmp_path: Path) -> None
     write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 5)
     said = answer(tmp_path / "in", *SMALL, "--workers", "1")
     assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]
+    layers = answer(tmp_path / "in", *SMALL, "--workers", "1", "--layers", "all")
+    assert [one["vectors"] for one in layers["ranked"]] == ["", ""]
     for split, numbers in (("train", range(6)), ("val", range(6, 9))):
         with tarfile.open(tmp_path / f"{split}.tar", "w") as shard:
             for number in numbers:

@@ -122,6 +122,9 @@ def probe(
         cost = _costs(models, folder, advance) if len(models) > 1 else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images))  # while the vectors are there
+    if len(models) == 1 and out is None:  # the folder of the vectors is gone
+        gone = tuple(dataclasses.replace(encoder, kept="") for encoder in images.encoders)
+        images = dataclasses.replace(images, encoders=gone)
     if unlabeled:
         return agreement(folder, images, k)
     if targets is not None:
