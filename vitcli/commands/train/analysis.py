@@ -272,7 +272,7 @@ def images_config(request: TrainRequest, source: Model | None = None) -> ImagesR
     """
     config = request.run_config(ImagesRun, IMAGES_RECIPE, source.config if source else None)
     if config.data.path is None:
-        raise VitcliError("there is nothing to train on", "vitcli train DATA")
+        raise VitcliError("there is nothing to train on", "name a folder: vitcli train DATA")
     return settled(config, config.encoder.head_out or 1)
 
 
@@ -362,7 +362,7 @@ def settled(config: Run, classes: int) -> Run:
         VitcliError: nothing is pooled, or the encoder does not read RGB.
     """
     if config.encoder.channels != 3:
-        raise VitcliError("training images have 3 channels", "--set encoder.channels=3")
+        raise VitcliError("training images have 3 channels", "add --set encoder.channels=3")
     encoder = with_classifier(config.encoder, classes)
     preprocess = config.preprocess
     if preprocess.output_size != encoder.image_size:
@@ -387,14 +387,14 @@ def run(
     device = local_device(pick_device(request.device))
     with ExitStack() as ending:
         processes = ending.enter_context(world(device))
-        tell: Callable[[str], None] = show.line if processes.first else lambda text: None
+        say: Callable[[str], None] = show.line if processes.first else lambda text: None
         check_sizes(request, config, data, processes)
         directory = RunDirectory(request.out) if request.out else None
         if directory and processes.first:
             ending.enter_context(directory.held())
         snapshot, history = None, []
         if directory and request.resume and directory.config_file.exists():
-            config = resumed(request, config, directory, data, processes, tell)
+            config = resumed(request, config, directory, data, processes, say)
             snapshot = directory.latest()
         elif directory and processes.first:
             directory.start(config)
@@ -405,7 +405,7 @@ def run(
         if snapshot:  # its weights come with it
             encoder = start_encoder(config.encoder, config.train)
         else:
-            encoder = started(request, config, source, data, tell)
+            encoder = started(request, config, source, data, say)
         encoder = encoder.to(device)
         set_threads(encoder, config.train.threads)
         trainer = Trainer(
@@ -428,7 +428,7 @@ def run(
         if config.train.tensorboard and directory and processes.first:
             trainer.writers.append(event_writer(directory.path / "tensorboard", trainer.step))
         if left := data.train_size % config.train.batch:
-            tell(
+            say(
                 f"{left:,} of {data.train_size:,} training images per epoch are in no batch of "
                 f"{config.train.batch}: other ones each time"
             )
@@ -459,9 +459,9 @@ def resumed(
     directory: RunDirectory,
     data: TrainingData,
     processes: World,
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> Run:
-    """The config of the run that goes on, with more epochs where that is asked for and possible.
+    """The config of the resumed run, with more epochs where that is asked for and possible.
 
     The warm-up keeps its number of steps.
 
@@ -486,7 +486,7 @@ def resumed(
         rates = [
             learning_rate(step, total, now.lr, warmup, "cosine", now.min_lr) for total in (old, new)
         ]
-        tell(
+        say(
             f"the cosine now ends at step {new} in place of {old}: at step {step} the rate goes "
             f"from {rates[0]:.2e} to {rates[1]:.2e}"
         )
@@ -500,7 +500,7 @@ def started(
     config: ShapesRun | ImagesRun,
     source: Model | None,
     data: TrainingData,
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> VisionEncoder:
     """The encoder before its first step; says which outputs of the weights it kept.
 
@@ -522,9 +522,9 @@ def started(
         )
     mapped = map_outputs(names, data.classes) if names and len(names) == outputs else None
     if mapped is not None:
-        tell(f"classifier: {mapped.line()}")
+        say(f"classifier: {mapped.line()}")
     elif outputs:
-        tell(
+        say(
             f"classifier: new for {len(data.classes)} classes; the weights have {outputs} outputs "
             "without names (--classes FILE names them)"
         )
@@ -544,19 +544,19 @@ def check_sizes(
         raise VitcliError(
             f"a batch of {train.batch} does not divide into {processes.size} processes x "
             f"{train.accumulate} micro-batches",
-            "--batch a multiple of their product",
+            "choose --batch as a multiple of their product",
         )
     if (train.mixup or train.cutmix) and train.batch // parts % 2:
         raise VitcliError(
             f"mixup and cutmix pair neighbors, and a micro-batch has {train.batch // parts}",
-            "an even number of images in each",
+            "choose --batch so that each has an even number of images",
         )
     if train.tensorboard and request.out is None:
         raise VitcliError("train.tensorboard writes into the run directory", "add --out DIR")
     if data.train_size < train.batch:
         raise VitcliError(
             f"{data.train_size} training images do not fill a batch of {train.batch}",
-            "a smaller --batch",
+            "choose a smaller --batch",
         )
 
 

@@ -63,7 +63,7 @@ class ImagesSource:
         test: a test split is wanted.
         check: decode every image before the first step.
         fail_fast: an unreadable image is an error.
-        report: told how many images are checked, of how many.
+        report: called with how many images are decoded, of how many.
 
     Raises:
         VitcliError: nothing to train on there, or other files than the resumed run's.

@@ -32,7 +32,7 @@ class Input:
     """An image of the run, or a file of a published set."""
 
     path: str
-    """Below the folder, with `/`; a shard's member stands below its shard."""
+    """Below the folder, with `/`; a shard's member is below its shard."""
     size: int
     side: str
     """One of SIDES."""
@@ -313,7 +313,7 @@ def unreadable(
 ) -> dict[str, str]:
     """Decodes every image that the run uses, in all cores; path -> reason of those that fail.
 
-    `report` is told how many are done, of how many.
+    `report` is called with how many are done, of how many.
     """
     used = [image for image in inputs.images if image.side in ("train", "val", "test")]
     cpus = available_cpus()

@@ -1,4 +1,4 @@
-"""A run directory: what a killed run leaves is whole, and where it goes on from.
+"""A run directory: what a killed run leaves is whole, and --resume continues from it.
 
 config.yaml           the model and the run
 metrics.jsonl         one line for each logged step and each validation

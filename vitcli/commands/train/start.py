@@ -32,7 +32,7 @@ def with_classifier(config: EncoderConfig, classes: int) -> EncoderConfig:
     """
     keeps = HEADS[config.head].classifies_tokens
     if not keeps and not POOLINGS[config.pooling].width:
-        raise VitcliError("a classifier needs a pooled vector", "--pool cls, mean or map")
+        raise VitcliError("a classifier needs a pooled vector", "add --pool cls, mean or map")
     head = config.head if keeps else "linear"
     values = {**dict(config), "head": head, "head_out": classes}
     return EncoderConfig.model_validate(values)
@@ -166,7 +166,7 @@ def copy_weights(
 
 
 def set_threads(encoder: VisionEncoder, threads: int | None) -> None:
-    """As told; else one for a small model on the CPU, where more only wait for each other."""
+    """As configured; else one for a small model on the CPU, where more only wait for each other."""
     small = sum(p.numel() for p in encoder.parameters()) < SMALL
     if threads or small:
         torch.set_num_threads(threads or 1)
