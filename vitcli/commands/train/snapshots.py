@@ -38,6 +38,8 @@ from vitcli.files import as_new, atomic_write, sync, try_lock
 
 Tensors = Mapping[str, Tensor]
 Run = TypeVar("Run", bound=ModelConfig)
+PLAIN_FILE = sum(getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NOFOLLOW", "NONBLOCK"))
+"""Flags that keep a link from being followed and a pipe from blocking, where the system has them."""
 OTHER_SNAPSHOT = "remove this snapshot; --resume then continues from the one before"
 
 
@@ -238,8 +240,7 @@ class RunDirectory:
     def _metrics(self, flags: int) -> Iterator[int]:
         """A descriptor of metrics.jsonl itself: a link or a device there is refused."""
         try:
-            flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            file = os.open(self.metrics_file, flags, 0o666)
+            file = os.open(self.metrics_file, flags | PLAIN_FILE, 0o666)
         except OSError as error:
             if not self.metrics_file.is_symlink():
                 raise
@@ -340,7 +341,8 @@ class RunDirectory:
         try:
             with self._metrics(os.O_RDWR if cut else os.O_RDONLY) as file:
                 size = os.fstat(file).st_size
-                lines = os.pread(file, length, 0).split(b"\n") if 0 < length <= size else [b""]
+                with os.fdopen(os.dup(file), "rb") as reader:
+                    lines = reader.read(length).split(b"\n") if 0 < length <= size else [b""]
                 if size < length or lines.pop():
                     raise wrong
                 history = [metrics_entry(line, step) for line in lines]
