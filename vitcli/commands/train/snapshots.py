@@ -39,7 +39,7 @@ from vitcli.files import as_new, atomic_write, sync, try_lock
 Tensors = Mapping[str, Tensor]
 Run = TypeVar("Run", bound=ModelConfig)
 PLAIN_FILE = sum(getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NOFOLLOW", "NONBLOCK"))
-"""Flags that keep a link from being followed and a pipe from blocking, where the system has them."""
+"""Flags against following a link and waiting for a pipe, where the system has them."""
 OTHER_SNAPSHOT = "remove this snapshot; --resume then continues from the one before"
 
 
