@@ -122,3 +122,34 @@ def test_every_format_names_every_row(command: str, form: str) -> None:
     assert names
     shown = re.sub(r"\\(?=[_&%])", "", run(command, "--format", form))
     assert [name for name in names if name not in shown] == []
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_columns_give_way_before_a_cell_is_cut(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal of 80 columns loses the least needed columns; no name and no number is broken."""
+    import io as streams
+    import sys
+
+    class Terminal(streams.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one has 80 columns whatever it says
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    from vitcli.commands.catalog.analysis import presets
+    from vitcli.ui.tables import show
+
+    result = presets("")
+    show(result, "table")
+    lines = terminal.getvalue().splitlines()
+    assert "…" not in terminal.getvalue()
+    plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+    assert max(map(len, plain)) <= columns
+    names = {line.split()[0] for line in plain if line.strip()}
+    assert {row.name for row in result.presets} <= names
+    assert ("native" in terminal.getvalue()) is (columns == 200)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -143,6 +144,18 @@ def table(title: str | None = None, **options: Any) -> Table:
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **options
     )
+
+
+def fitted(grid: Table, *less: str) -> Table:
+    """The table without as many of the columns `less`, in this order, as the terminal has no room
+    for; JSON and CSV have them all."""
+    console = stream()
+    for header in less:
+        options = console.options.update(max_width=10_000)
+        if Measurement.get(console, options, grid).maximum <= console.width:
+            break
+        grid.columns = [column for column in grid.columns if column.header != header]
+    return grid
 
 
 class Bar:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from vitcli.commands.catalog.result import FamiliesResult, PresetsResult
 from vitcli.commands.params.view import size
-from vitcli.ui.console import exact, table
+from vitcli.ui.console import exact, fitted, table
 
 
 def presets_tables(result: PresetsResult) -> Iterator[Table]:
@@ -26,7 +26,7 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
         native = size(row.native_size) if row.native_size != row.image_size else ""
         places = (size(row.image_size), native)
         grid.add_row(row.name, *map(str, numbers), *places, exact(row.parameters))
-    yield grid
+    yield fitted(grid, "native", "heads", "depth", "hidden")
 
 
 def families_tables(result: FamiliesResult) -> Iterator[Table]:
