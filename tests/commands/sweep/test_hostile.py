@@ -175,7 +175,7 @@ def test_every_option_that_takes_a_file_to_write_is_known() -> None:
     from vitcli.commands import COMMANDS, command_function
 
     read = {"config", "adapter", "images", "folder", "data", "source", "image", "weights", "file",
-            "a", "b", "report"}  # fmt: skip
+            "a", "b", "report", "groups", "targets", "classes"}  # fmt: skip
     for name in COMMANDS:
         app = typer.Typer()
         app.command(name)(command_function(name))
