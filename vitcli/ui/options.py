@@ -57,7 +57,6 @@ class Output:
         return "json" if self.json else self.format
 
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 EveryOption = Annotated[
     int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
 ]
