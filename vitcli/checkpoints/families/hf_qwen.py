@@ -1,10 +1,11 @@
-"""The vision towers of Qwen2-VL and Qwen2.5-VL as transformers stores them, on still images.
+"""The vision towers of Qwen2-VL, 2.5 and 3 as transformers stores them, on still images.
 
 Tokens stay in raster order here; the library keeps them cell by cell (and window by window).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,7 +101,7 @@ QWEN2 = Family(
     model_types=("qwen2_vl", "qwen2_vl_vision"),
     preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.ln_q.bias", BLOCK + "attn.qkv.weight"),
-    absent=(BLOCK + "mlp.gate_proj.weight",),
+    absent=(BLOCK + "mlp.gate_proj.weight", "pos_embed.weight"),
     renames=RENAMES,
     drops=DROPS,
     settings={
@@ -150,4 +151,68 @@ QWEN2_5 = Family(
         ),
     ),
 )
-FAMILIES = (QWEN2, QWEN2_5)
+
+
+def _table_size(found: Mapping[str, Any]) -> tuple[int, int]:
+    """The image whose grid is that of the square table."""
+    side_px = math.isqrt(int(found["_table_rows"])) * int(found["patch_size"])
+    return side_px, side_px
+
+
+QWEN3_KINDS = (
+    *("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision"),
+    "qwen3_omni_moe_vision_encoder",
+)
+# A table and rotations, no windows; 3.5 and 4 are the same without DeepStack.
+QWEN3 = Family(
+    name="hf-qwen3-vl",
+    library=LIBRARY,
+    verified=TINY + "; tokens compared in raster order; also Qwen3-VL-MoE, Qwen3.5, Qwen3-Omni",
+    model_types=(
+        *QWEN3_KINDS,
+        *("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"),
+        *("qwen4_exp", "qwen4_exp_vision"),
+    ),
+    preprocess=processor("Qwen2VLImageProcessor"),
+    signature=("merger.norm.weight", "pos_embed.weight", BLOCK + "mlp.linear_fc1.weight"),
+    # Qwen3-Omni names its merger as Qwen2-VL does.
+    aliases=(
+        (r"^merger\.ln_q\.", "merger.norm."),
+        (r"^merger\.mlp\.0\.", "merger.linear_fc1."),
+        (r"^merger\.mlp\.2\.", "merger.linear_fc2."),
+    ),
+    renames={
+        **RENAMES,
+        "front_end.projection.bias": "patch_embed.proj.bias",
+        "front_end.position.table": "pos_embed.weight",
+        "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.linear_fc1",
+        "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.linear_fc2",
+        "head.norm": "merger.norm",
+        "head.fc1": "merger.linear_fc1",
+        "head.fc2": "merger.linear_fc2",
+    },
+    drops=(*DROPS, r"(deepstack_)?merger_list\..*"),
+    settings={
+        **SHARED,
+        "hidden_size": To("hidden"),
+        "out_hidden_size": To("head_out"),
+        "intermediate_size": To("mlp_hidden"),
+        "hidden_act": To("activation", ACTIVATIONS, default="gelu_tanh"),
+        "num_position_embeddings": To("_table_rows", default=2304),
+    },
+    ignored=(*IGNORED_HERE, "deepstack_visual_indexes"),
+    decides={
+        **FIXED,
+        "patch_bias": True,
+        "position": "learned+rope2d",
+        "position_table.resize": "bilinear_align_corners",
+        "position_table.resize_dtype": "float32",
+        "image_size": _table_size,
+    },
+    needs=("heads", "activation"),
+    remarks=dict.fromkeys(
+        QWEN3_KINDS,
+        "DeepStack's mergers are not applied; --layer reads the layers that they read",
+    ),
+)
+FAMILIES = (QWEN2, QWEN2_5, QWEN3)

@@ -224,7 +224,7 @@ def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None
 # VisionTransformer, and the originals of DeiT, MAE and I-JEPA
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
 # Rank-5 patches are Qwen's; q_bias is Eva's.
-ABSENT = ("merger.ln_q.weight", BLOCK + "attn.q_bias")
+ABSENT = ("merger.ln_q.weight", "merger.norm.weight", BLOCK + "attn.q_bias")
 NEEDS = ("heads", "norm_eps", "activation", "pooling")
 # Each head predicts for itself and their mean is the answer; there is no one pooled vector.
 DISTILLED = Variant(
