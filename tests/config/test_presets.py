@@ -30,6 +30,7 @@ BARE = {"head": "none", "head_out": None}
 # The processors read a still image through two equal temporal slots of a 3D patch weight; here
 # the slots are one weight, their sum, so a Qwen tower has one slot fewer than the published file.
 QWEN_SLOT = 3 * 14 * 14 * 1280
+QWEN3_SLOT = 3 * 16 * 16 * 1152
 
 # preset -> (parameters bare, [(encoder keys that add a head, parameters), ...]).
 # An empty dict of keys is the preset as it stands.
@@ -115,6 +116,11 @@ COUNTS: dict[str, Counts] = {
     "qwen2.5-vl-7b": (631_975_680 - QWEN_SLOT, [({}, 676_550_144 - QWEN_SLOT)]),
     "qwen2.5-vl-32b": (636_401_664 - QWEN_SLOT, [({}, 688_841_984 - QWEN_SLOT)]),
     "qwen2.5-vl-72b": (636_401_664 - QWEN_SLOT, [({}, 704_573_696 - QWEN_SLOT)]),
+    # transformers' Qwen3VLVisionModel has 576,388,336, of which DeepStack's mergers 120,377,856.
+    "qwen3-vl-8b": (
+        576_388_336 - 120_377_856 - 40_119_040 - QWEN3_SLOT,
+        [({}, 576_388_336 - 120_377_856 - QWEN3_SLOT)],
+    ),
 }
 # torchvision's weights: the counts in the metadata of its weights, classifier included.
 COUNTS |= {
@@ -238,6 +244,7 @@ def test_head_widths_are_the_published_ones() -> None:
         "siglip2-so400m": 72,
         "siglip2-g-opt": 96,
         "internvit-6b": 128,
+        "qwen3-vl": 72,
         "qwen": 80,
     }
     for name in PRESETS:

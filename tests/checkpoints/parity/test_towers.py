@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers as T
+from torch import nn
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
-from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
+from tests.checkpoints.parity.compare import assert_close, differences, images, ours, randomized
 from tests.checkpoints.parity.towers import TOWERS
-from vitcli.checkpoints.load import load_weights
+from tests.checkpoints.sources import PUBLISHED, sparse
+from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.commands.verify.analysis import verify
+from vitcli.config.load import Setting
+from vitcli.config.yaml import dotted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -44,3 +53,94 @@ def test_a_bare_state_dict_needs_no_more_than_a_preset(name: str, tmp_path: Path
     loaded = load_weights(str(tmp_path), preset=known)
     assert loaded.report.family == TOWERS[name].family
     assert loaded.config.encoder == known.encoder
+
+
+QWEN3_KEYS = {
+    "image_size": 768,
+    "patch_size": 16,
+    "hidden": 1152,
+    "depth": 27,
+    "heads": 16,
+    "mlp_hidden": 4304,
+    "head_out": 4096,
+    "activation": "gelu_tanh",
+    "position": "learned+rope2d",
+    "rope.theta": 10000.0,
+    "norm_eps": 1e-6,
+}
+PUBLISHED_TOWERS: dict[str, tuple[Callable[[Any], nn.Module], str, dict[str, Any]]] = {
+    "Qwen-Qwen3.5-9B": (
+        lambda c: Qwen3_5VisionModel(T.Qwen3_5Config(**c).vision_config),
+        "model.visual.",
+        QWEN3_KEYS,
+    ),
+    "community-Qwen3-VL-Embedding": (
+        lambda c: T.Qwen3VLVisionModel(T.Qwen3VLConfig(**c).vision_config),
+        "visual.",
+        QWEN3_KEYS,
+    ),
+    "community-nvidia-reason2": (
+        lambda c: T.Qwen3VLVisionModel(T.Qwen3VLConfig(**c).vision_config),
+        "model.visual.",
+        QWEN3_KEYS,
+    ),
+}
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published configs beside the project")
+@pytest.mark.parametrize("name", PUBLISHED_TOWERS)
+def test_published_configs_are_read_as_the_library_reads_them(name: str, tmp_path: Path) -> None:
+    make, prefix, expected = PUBLISHED_TOWERS[name]
+    for file in (PUBLISHED / name).glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    with torch.device("meta"):
+        model = make(json.loads((tmp_path / "config.json").read_text()))
+    plan = plan_weights(str(sparse(tmp_path, model, prefix)))
+    told = dotted(plan.config.encoder.model_dump(mode="python"))
+    assert {key: told[key] for key in expected} == expected
+    assert f"vision tower under {prefix}" in plan.notes
+
+
+SMART = {"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 96 * 96}
+VERIFIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-vl": ("Qwen2VLImageProcessorPil", SMART),
+    "qwen3-vl whole": ("Qwen2VLImageProcessorPil", SMART),
+}
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verify_proves_it(name: str, tmp_path: Path) -> None:
+    processor, settings = VERIFIED[name]
+    randomized(TOWERS[name].make()).float().save_pretrained(tmp_path)
+    getattr(T, processor)(**settings).save_pretrained(tmp_path)
+    result = verify(str(tmp_path), dtype="float64")
+    assert result.equal, (result.verdict, result.checked)
+    assert {"pixels", "layer 0", "layer 2", "tokens"} <= {one.name for one in result.checked}
+
+
+MISTAKES: dict[str, list[tuple[str, Any]]] = {
+    "qwen3-vl": [
+        ("rope.theta", 9000.0),
+        ("rope.layout", "interleaved"),
+        ("position", "learned"),
+        ("position_table.resize", "bilinear"),
+        ("norm_eps", 1e-5),
+        ("activation", "gelu"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "wrong"), [(name, *one) for name, many in MISTAKES.items() for one in many]
+)
+def test_a_mistake_in_a_setting_is_seen(name: str, key: str, wrong: Any, tmp_path: Path) -> None:
+    case = TOWERS[name]
+    model = randomized(case.make())
+    model.save_pretrained(tmp_path)
+    pixels = images(*case.sizes[-1])
+    with torch.no_grad():
+        theirs = case.outputs(model, pixels)
+    setting = Setting(("encoder", *key.split(".")), wrong, f"--set encoder.{key}")
+    loaded = load_weights(str(tmp_path), overrides=[setting], dtype=torch.float64)
+    apart = max(differences(theirs, ours(loaded.encoder, pixels)).values())
+    assert apart > 10 * case.tolerance
