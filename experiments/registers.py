@@ -31,6 +31,7 @@ UNSEEN = 10_000_000
 RECIPE = (
     *("--lr", "1e-3", "--set", "encoder.depth=12"),
     *("--set", "data.train_size=16384", "--set", "data.val_size=2048"),
+    *("--set", "train.clip_grad=null"),
 )
 """Twelve blocks, so that there are layers to compare."""
 

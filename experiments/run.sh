@@ -19,7 +19,8 @@ failed=0
 for name in "${sweeps[@]}"; do
     if [ "$name" = lora-rank ] && [ ! -f runs/easy-shapes/result.json ]; then
         $vitcli train-shapes --difficulty 0.2 --lr 1e-3 --set encoder.depth=12 \
-            --set data.train_size=16384 --set data.val_size=2048 --out runs/easy-shapes --resume
+            --set data.train_size=16384 --set data.val_size=2048 \
+            --set train.clip_grad=null --out runs/easy-shapes --resume
     fi
     $vitcli sweep "experiments/$name.yaml" --out "runs/$name" || failed=1
 done

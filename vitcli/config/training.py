@@ -218,8 +218,8 @@ SHAPES_RECIPE: dict[str, Any] = {
         "init": "xavier_uniform",
     },
     "preprocess": {"resize_size": 32},
-    "train": {"lr": 2e-3},
-    "data": {"train_size": 8_192, "val_size": 1_024},
+    "train": {"lr": 2.5e-3, "clip_grad": 1.0},
+    "data": {"train_size": 12_288, "val_size": 1_024},
 }
 """What `vitcli train-shapes` starts from when no preset is named; the rest is the schema's.
 

@@ -38,7 +38,7 @@ def test_json_has_result_history_and_config() -> None:
     assert answer["result"]["steps"] == 8
     assert (answer["device"], answer["processes"]) == ("cpu", 1)
     assert [row["step"] for row in answer["history"]] == [*range(1, 9), 8]
-    assert answer["history"][0]["lr"] == pytest.approx(1e-3)  # two steps of warm-up
+    assert answer["history"][0]["lr"] == pytest.approx(1.25e-3)  # two steps of warm-up
     assert answer["config"]["encoder"]["norm_placement"] == "post"
     assert answer["config"]["train"]["warmup"] == 0.25
     assert answer["config"]["encoder"]["head_out"] == 4
@@ -82,7 +82,7 @@ def test_a_run_directory_goes_on_and_is_listed(tmp_path: Path) -> None:
     assert json.loads(again)["history"] == first["history"]
     assert json.loads(again)["result"]["images_per_s"] is None  # there was no step left
     code, _, err = invoke("train-shapes", "--out", out, "--resume", "--lr", "0.5")
-    assert code == 2 and "train.lr is 0.002 in the run, 0.5 now" in err
+    assert code == 2 and "train.lr is 0.0025 in the run, 0.5 now" in err
 
 
 def test_files_of_a_run_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(VitcliError) as caught:
         run(tmp_path, resume=True, train__lr=0.5, encoder__norm_placement="post")
-    assert "train.lr is 0.002 in the run, 0.5 now" in caught.value.message
+    assert "train.lr is 0.0025 in the run, 0.5 now" in caught.value.message
     assert "encoder.norm_placement is pre in the run, post now" in caught.value.message
     assert "hidden" not in caught.value.message
     assert sorted(tmp_path.rglob("*")) == before
