@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train, train_shapes
-    from vitcli.commands.verify.analysis import verify
+    from vitcli.commands.compare.verify import verify
     from vitcli.model import Features, Model, load
     from vitcli.results import Result
 

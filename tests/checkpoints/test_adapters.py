@@ -15,7 +15,7 @@ from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, 
 from tests.checkpoints.parity.hf import BASE_POOLED, SMALL
 from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import add_to_encoder, are_of_encoder, read_peft, write_peft
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.model import load_model

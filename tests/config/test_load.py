@@ -13,7 +13,7 @@ from vitcli.config.load import (
     parse_setting,
     read_saved_config,
 )
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun
 from vitcli.config.yaml import parse_value, read_yaml

@@ -13,7 +13,7 @@ from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepar
 from vitcli.engines.onnx_runtime import build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
 VARIANTS = [

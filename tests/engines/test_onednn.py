@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.conftest import tiny_encoder
 from vitcli.engines.pytorch import ONEDNN, onednn_kernels
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 
 pytestmark = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
 OPERATOR = "mkldnn::_linear_pointwise"

@@ -16,7 +16,7 @@ from vitcli.nn.adapters import (
     merged_state,
 )
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.hooks import attentions, tapped
+from vitcli.nn.encoder import attentions, tapped
 
 D, d = 24, 8
 

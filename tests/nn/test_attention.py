@@ -6,7 +6,7 @@ import torch
 from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block
 from vitcli.nn.attention import ExplicitAttention, FusedAttention, join_masks
-from vitcli.nn.hooks import explicit_attention, tapped
+from vitcli.nn.encoder import explicit_attention, tapped
 
 N = 13
 CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()

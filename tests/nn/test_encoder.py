@@ -9,7 +9,7 @@ from vitcli.build import build_block, build_encoder
 from vitcli.config.schema import EncoderConfig
 from vitcli.nn.block import DropPath
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 from vitcli.nn.masks import WindowMask
 from vitcli.nn.pooling import MapPooling
 

@@ -14,7 +14,7 @@ from tests.conftest import randomize, tiny_config
 from vitcli.build import build_block, build_encoder
 from vitcli.nn.attention import ChannelAttention, MultiHeadSelfAttention
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.hooks import explicit_attention
+from vitcli.nn.encoder import explicit_attention
 from vitcli.nn.masks import NeighborhoodMask
 from vitcli.nn.positions import LearnedPosition, RelativePosition, RopePosition
 

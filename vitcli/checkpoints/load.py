@@ -27,7 +27,7 @@ from vitcli.config.load import (
     read_saved_config,
     validate,
 )
-from vitcli.config.request import NAME_A_PRESET
+from vitcli.config.load import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError

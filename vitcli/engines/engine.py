@@ -24,7 +24,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.measures import largest, largest_difference
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
-from vitcli.nn.hooks import Observer, layer_points, tapped
+from vitcli.nn.encoder import Observer, layer_points, tapped
 
 Layers = tuple[EncoderOutput, list[Tensor]]
 """An encoder's output, and the (B, P+N, D) tokens at each of `layer_points`."""

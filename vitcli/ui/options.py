@@ -18,7 +18,7 @@ import typer
 
 from vitcli.config import yaml
 from vitcli.config.load import Setting, parse_setting, preset_names
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 
 EXACT = 1e-12
 """Families whose reference computes everything in float64."""

@@ -13,7 +13,7 @@ from scipy import stats
 
 from tests.commands.sources import tiny_model
 from vitcli.commands.attention.analysis import OutlierCut, attn_entropy, parse_layers
-from vitcli.commands.attention.reductions import FIELDS, AttentionSamples, observe_attention
+from vitcli.commands.attention.weights import FIELDS, AttentionSamples, observe_attention
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
 from vitcli.model import Model
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 
 
 @pytest.fixture(scope="module")

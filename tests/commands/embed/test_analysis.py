@@ -39,7 +39,7 @@ from vitcli.commands.embed.parts import FORMATS, Rows
 from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

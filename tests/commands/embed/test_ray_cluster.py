@@ -17,7 +17,7 @@ from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.ray_cluster import on_ray
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
 

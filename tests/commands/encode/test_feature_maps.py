@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from vitcli.commands.encode.maps import DEVIATIONS, PrincipalColors, cosines_to
+from vitcli.commands.encode.analysis import DEVIATIONS, PrincipalColors, cosines_to
 
 
 def tokens(*sizes: tuple[int, int], channels: int = 12) -> list[torch.Tensor]:

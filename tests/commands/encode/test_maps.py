@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from tests.commands.sources import SMALL
 from vitcli.cli import app
 from vitcli.commands.encode import analysis
-from vitcli.commands.encode.maps import FeatureCollector
+from vitcli.commands.encode.analysis import FeatureCollector
 from vitcli.commands.encode.view import map_figure as figure
 from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
 from vitcli.model import Model, load_model
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 
 WIDE = [*SMALL, "--set=preprocess.resize=none", "--set=preprocess.resize_size=null"]
 runner = CliRunner()
@@ -113,7 +113,7 @@ def test_mistakes_are_told(arguments: list[str], words: str) -> None:
 def test_colors_are_fitted_over_more_images_than_are_drawn(
     photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitcli.commands.encode.maps.MOST_SHEETS", 1)
+    monkeypatch.setattr("vitcli.commands.encode.analysis.MOST_SHEETS", 1)
     few = FeatureCollector()
     analysis.encode(model(), photos, around=few)
     monkeypatch.undo()

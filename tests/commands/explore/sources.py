@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitcli.config.load import Setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.model import Model, load_model
 
 TINY = {

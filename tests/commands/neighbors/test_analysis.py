@@ -16,7 +16,7 @@ from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembe
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import parse_setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
 

@@ -25,7 +25,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
 from vitcli.model import Model
 from vitcli.nn.attention import ExplicitAttention
-from vitcli.nn.hooks import attentions
+from vitcli.nn.encoder import attentions
 
 MIB = 2**20
 

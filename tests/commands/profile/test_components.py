@@ -21,7 +21,7 @@ from vitcli.commands.profile.components import (
     whole_step,
 )
 from vitcli.commands.profile.session import training_step
-from vitcli.nn.hooks import explicit_attention
+from vitcli.nn.encoder import explicit_attention
 
 
 def event(name: str, start: float, end: float, parent: Any = None, sequence: int = -1) -> Any:

@@ -13,7 +13,7 @@ from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
 from vitcli.config.load import Setting
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.errors import VitcliError
 from vitcli.model import load_model

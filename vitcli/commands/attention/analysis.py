@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.commands.attention.reductions import (
-    FIELDS,
-    MASS_KINDS,
-    AttentionSamples,
-    observe_attention,
-)
+from vitcli.commands.attention.weights import FIELDS, MASS_KINDS, AttentionSamples, observe_attention
 from vitcli.commands.attention.result import (
     AttentionResult,
     ClsMass,

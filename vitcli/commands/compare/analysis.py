@@ -31,7 +31,7 @@ from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
 from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 from vitcli.nn.positions import Grid
 from vitcli.results import FailedImage
 

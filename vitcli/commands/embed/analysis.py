@@ -37,7 +37,7 @@ from vitcli.commands.embed.result import (
     FolderResult,
     VectorColumn,
 )
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable

@@ -14,15 +14,15 @@ from torch import Tensor
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import PART_BYTES, FolderOptions
 from vitcli.commands.encode.analysis import NormTable, select_tokens
-from vitcli.commands.encode.vectors import available_tokens
-from vitcli.config.request import layer_index
+from vitcli.commands.encode.result import available_tokens
+from vitcli.config.load import layer_index
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.variants import POOLINGS
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.pool import Decoded
 from vitcli.model import Model
-from vitcli.nn.hooks import layer_points
+from vitcli.nn.encoder import layer_points
 
 SINGLE = ("pooled", "output", "cls", "dist")
 """Kinds of tokens of which an image has one."""

@@ -18,7 +18,7 @@ from vitcli.commands.embed.encoder import PartEncoder
 from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError, install_extra
 from vitcli.images.shards import Entry
 from vitcli.model import Model, load_model

@@ -99,7 +99,7 @@ def encode(
       vitcli encode *.jpg --weights facebook/dinov2-small --map features.png
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
     """
-    from vitcli.commands.encode.vectors import check_tokens, check_vector_file, write_vectors
+    from vitcli.commands.encode.result import check_tokens, check_vector_file, write_vectors
     from vitcli.ui.console import answer_text, note, plural, progress, status, warn
     from vitcli.ui.figures import check_figure_file
 
@@ -133,7 +133,7 @@ def encode(
 
     with status("loading torch and the encoder"):
         from vitcli.commands.encode import analysis
-        from vitcli.commands.encode.maps import FeatureCollector
+        from vitcli.commands.encode.analysis import FeatureCollector
         from vitcli.model import AT_ONCE, load_model
 
         loaded = load_model(request)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
-
 from vitcli.results import FailedImage, ModelInfo, Result
-
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from vitcli.config.schema import EncoderConfig, ModelConfig
+from vitcli.errors import VitcliError
+from vitcli.files import atomic_write
+from vitcli.results import FailedImage
+if TYPE_CHECKING:
+    import numpy as np
 
 @dataclass(frozen=True)
 class LayerNorms:
@@ -48,3 +58,99 @@ class EncodeResult(Result):
     failed: tuple[FailedImage, ...]
     not_finite_from: str | None = None
     """The layer from which on tokens hold NaN or infinities, None where all are finite."""
+
+
+TOKENS = ("cls", "dist", "register", "patch", "pooled", "output")
+"""Kinds of vectors: prefix tokens, patches, the pooled vector, the head's output."""
+
+
+def available_tokens(c: EncoderConfig) -> list[str]:
+    """The kinds of TOKENS that this encoder has."""
+    there = {
+        "cls": c.cls_token,
+        "dist": c.dist_token,
+        "register": c.registers > 0,
+        "patch": True,
+        "pooled": c.pooling != "none",
+        "output": c.head != "none",
+    }
+    return [kind for kind in TOKENS if there[kind]]
+
+
+def check_tokens(config: ModelConfig, tokens: Sequence[str]) -> None:
+    """Refuse kinds that the encoder does not have."""
+    available = available_tokens(config.encoder)
+    for kind in tokens:
+        if kind not in available:
+            what = f"{config.name} does not have them" if kind in TOKENS else "unknown kind"
+            raise VitcliError(
+                f"--tokens {kind}: {what} (expected {', '.join(available)})",
+                f"--tokens {','.join(available)}",
+            )
+
+
+VECTOR_SUFFIXES = (".npz", ".npy", ".safetensors")
+
+
+def check_vector_file(path: Path, tokens: Sequence[str]) -> None:
+    """Refuse a file that `write_vectors` could not write, before anything is computed."""
+    if path.suffix not in VECTOR_SUFFIXES:
+        raise VitcliError(
+            f"--out {path}: unknown suffix (got {path.suffix or 'none'}, expected "
+            f"{', '.join(VECTOR_SUFFIXES)})",
+            f"--out {path.with_suffix('.npz')}",
+        )
+    if path.suffix == ".npy" and len(tokens) > 1:
+        raise VitcliError(
+            f"--out {path}: a .npy file holds one array (got {len(tokens)} kinds)",
+            f"--out {path.with_suffix('.npz')}",
+        )
+    if not path.parent.is_dir():
+        raise VitcliError(f"--out {path}: the folder is missing", f"mkdir -p {path.parent}")
+
+
+def write_vectors(
+    path: Path,
+    vectors: dict[str, np.ndarray],
+    paths: Sequence[str],
+    failed: Sequence[FailedImage] = (),
+) -> list[Path]:
+    """Write arrays whose rows are those of `paths`, with these names; the files written.
+
+    .npz: an array per kind, and `paths`, `failed_paths` and `failed_errors`, arrays of strings.
+    .safetensors: a tensor per kind; the metadata holds `paths` and `failed` (pairs of path and
+    error) as JSON. .npy: one array, and a .csv of the same name with the columns row, path, error;
+    what failed has no row.
+    """
+    import numpy as np
+    import safetensors.numpy
+
+    written = [path]
+    if path.suffix == ".npy":
+        names = path.with_suffix(".csv")
+        rows = [(row, name, "") for row, name in enumerate(paths)]
+        lost = [("", item.path, item.error) for item in failed]
+        text = io.StringIO()
+        csv.writer(text).writerows([("row", "path", "error"), *rows, *lost])
+        with atomic_write(names) as file:
+            file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        written.append(names)
+    with atomic_write(path) as file:
+        if path.suffix == ".npy":
+            np.save(file, next(iter(vectors.values())), allow_pickle=False)
+        elif path.suffix == ".npz":
+            strings = {
+                "paths": list(paths),
+                "failed_paths": [item.path for item in failed],
+                "failed_errors": [item.error for item in failed],
+            }
+            arrays = {name: np.array(values, dtype=np.str_) for name, values in strings.items()}
+            np.savez(file, **vectors, **arrays)  # type: ignore[arg-type]
+        else:
+            contiguous = {kind: np.ascontiguousarray(array) for kind, array in vectors.items()}
+            metadata = {
+                "paths": json.dumps(list(paths)),
+                "failed": json.dumps([(item.path, item.error) for item in failed]),
+            }
+            file.write(safetensors.numpy.save(contiguous, metadata))
+    return written

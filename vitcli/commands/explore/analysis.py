@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.attention.maps import Rollout
-from vitcli.commands.encode.maps import PrincipalColors
+from vitcli.commands.attention.weights import Rollout
+from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.hooks import Observer, explicit_attention, layer_points, tapped
+from vitcli.nn.encoder import Observer, explicit_attention, layer_points, tapped
 from vitcli.results import FailedImage
 
 MEBIBYTE = 2**20

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from vitcli.config.request import DTYPES
+from vitcli.config.load import DTYPES
 from vitcli.config.schema import AttendKind
 from vitcli.engines import check_engine
 from vitcli.errors import VitcliError

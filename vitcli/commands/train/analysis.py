@@ -39,7 +39,7 @@ from vitcli.commands.train.start import (
     with_classifier,
 )
 from vitcli.config.load import Setting, resized_to
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.training import (
     IMAGES_RECIPE,
     SHAPES_RECIPE,

@@ -14,7 +14,7 @@ import typer
 
 from vitcli.commands.train.result import TrainResult
 from vitcli.config.load import Setting, config_yaml
-from vitcli.config.request import ModelRequest
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import InitScheme
 from vitcli.config.training import (
     IMAGES_RECIPE,

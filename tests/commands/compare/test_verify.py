@@ -18,7 +18,7 @@ import vitcli
 from tests.checkpoints.parity import hf, open_clip_models, timm_models
 from tests.checkpoints.parity.compare import randomized
 from vitcli.cli import app
-from vitcli.commands.verify.analysis import verify
+from vitcli.commands.compare.verify import verify
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -153,5 +153,5 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     model = vitcli.load(source)
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(VitcliError, match="not installed") as caught:
-        vitcli.commands.verify.analysis.verify_model(model)
+        vitcli.commands.compare.verify.verify_model(model)
     assert "reference" in caught.value.hint and timm.__name__

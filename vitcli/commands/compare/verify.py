@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.verify.result import Checked, VerifyResult
+from vitcli.commands.compare.result import Checked, VerifyResult
 from vitcli.engines.reference import Backbone, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
@@ -22,7 +22,7 @@ from vitcli.inference import Advance, picture_name
 from vitcli.measures import all_finite, largest_difference
 from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
 from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.hooks import layer_points, tapped
+from vitcli.nn.encoder import layer_points, tapped
 from vitcli.results import FailedImage
 
 FLOAT32_PARTS = 1e-6

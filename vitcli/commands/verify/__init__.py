@@ -1,1 +1,0 @@
-"""Does this checkpoint give its own library's numbers here?"""
