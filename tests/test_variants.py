@@ -19,8 +19,9 @@ from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.training import TrainConfig
 from vitcli.config.variants import Cost, PositionSpec
 from vitcli.errors import VitcliError
+from vitcli.nn.attention import Grid
 from vitcli.nn.parameters import decayed_names, trunc_normal
-from vitcli.nn.positions import Grid, NoPosition
+from vitcli.nn.positions import NoPosition
 
 
 class AxialSpec(PositionSpec):

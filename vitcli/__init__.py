@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitcli.commands.attention.analysis import attn_entropy
     from vitcli.commands.catalog.analysis import families, presets
     from vitcli.commands.compare.analysis import compare
+    from vitcli.commands.compare.verify import verify
     from vitcli.commands.embed.analysis import embed
     from vitcli.commands.encode.analysis import encode
     from vitcli.commands.explore.analysis import explore
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train, train_shapes
-    from vitcli.commands.compare.verify import verify
     from vitcli.model import Features, Model, load
     from vitcli.results import Result
 
@@ -58,7 +58,7 @@ FUNCTIONS = {
     "profile": "commands.profile.analysis:profile",
     "attn_entropy": "commands.attention.analysis:attn_entropy",
     "compare": "commands.compare.analysis:compare",
-    "verify": "commands.verify.analysis:verify",
+    "verify": "commands.compare.verify:verify",
     "explore": "commands.explore.analysis:explore",
     "grid": "commands.explore.grid:grid",
     "train": "commands.train.analysis:train",

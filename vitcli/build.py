@@ -17,8 +17,13 @@ from vitcli.errors import VitcliError
 from vitcli.nn.attention import (
     ATTENDS,
     QKV_PROJECTIONS,
+    CausalMask,
     ChannelAttention,
+    Mask,
     MultiHeadSelfAttention,
+    NeighborhoodMask,
+    NoMask,
+    WindowMask,
 )
 from vitcli.nn.block import (
     ACTIVATIONS,
@@ -30,7 +35,6 @@ from vitcli.nn.block import (
     PerHeadNorm,
 )
 from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
-from vitcli.nn.masks import CausalMask, Mask, NeighborhoodMask, NoMask, WindowMask
 from vitcli.nn.parameters import initialize
 from vitcli.nn.pooling import (
     ClsMeanPooling,

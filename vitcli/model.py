@@ -20,8 +20,17 @@ from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder, read_peft
 from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
-from vitcli.config.load import Setting, load_config, nearest, preset_names
-from vitcli.config.load import NAME_A_PRESET, ModelRequest, check_device, check_table_rule, layer_index
+from vitcli.config.load import (
+    NAME_A_PRESET,
+    ModelRequest,
+    Setting,
+    check_device,
+    check_table_rule,
+    layer_index,
+    load_config,
+    nearest,
+    preset_names,
+)
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.engine import Runner, faster_way
@@ -29,8 +38,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, decode, from_pillow
 from vitcli.images.preprocess import preprocess
 from vitcli.nn.adapters import add_adapter_state
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder
-from vitcli.nn.encoder import attentions, explicit_attention, tapped
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions, explicit_attention, tapped
 from vitcli.results import LoadReport, ModelInfo
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray

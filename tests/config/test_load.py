@@ -7,13 +7,13 @@ import pytest
 
 from vitcli.build import build_meta
 from vitcli.config.load import (
+    ModelRequest,
     config_yaml,
     known_keys,
     load_config,
     parse_setting,
     read_saved_config,
 )
-from vitcli.config.load import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import ImagesRun
 from vitcli.config.yaml import parse_value, read_yaml

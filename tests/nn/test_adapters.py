@@ -15,8 +15,7 @@ from vitcli.nn.adapters import (
     add_adapter_state,
     merged_state,
 )
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import attentions, tapped
+from vitcli.nn.encoder import VisionEncoder, attentions, tapped
 
 D, d = 24, 8
 

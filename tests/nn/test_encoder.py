@@ -7,10 +7,9 @@ from torch import nn
 from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block, build_encoder
 from vitcli.config.schema import EncoderConfig
+from vitcli.nn.attention import WindowMask
 from vitcli.nn.block import DropPath
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import layer_points, tapped
-from vitcli.nn.masks import WindowMask
+from vitcli.nn.encoder import VisionEncoder, layer_points, tapped
 from vitcli.nn.pooling import MapPooling
 
 

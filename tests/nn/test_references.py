@@ -12,10 +12,8 @@ from torch.nn import functional as F
 
 from tests.conftest import randomize, tiny_config
 from vitcli.build import build_block, build_encoder
-from vitcli.nn.attention import ChannelAttention, MultiHeadSelfAttention
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import explicit_attention
-from vitcli.nn.masks import NeighborhoodMask
+from vitcli.nn.attention import ChannelAttention, MultiHeadSelfAttention, NeighborhoodMask
+from vitcli.nn.encoder import VisionEncoder, explicit_attention
 from vitcli.nn.positions import LearnedPosition, RelativePosition, RopePosition
 
 pytestmark = pytest.mark.filterwarnings("ignore")

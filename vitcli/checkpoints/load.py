@@ -20,6 +20,7 @@ from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import settle
 from vitcli.config.load import (
+    NAME_A_PRESET,
     Layers,
     Setting,
     for_input_size,
@@ -27,7 +28,6 @@ from vitcli.config.load import (
     read_saved_config,
     validate,
 )
-from vitcli.config.load import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError

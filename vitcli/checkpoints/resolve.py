@@ -16,8 +16,7 @@ from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.family import Family
 from vitcli.checkpoints.match import Match
 from vitcli.checkpoints.shapes import Shapes, has_layer_scale, table_grids, told_by_shapes
-from vitcli.config.load import Layers, Setting, validate
-from vitcli.config.load import NAME_A_PRESET
+from vitcli.config.load import NAME_A_PRESET, Layers, Setting, validate
 from vitcli.config.schema import ModelConfig
 from vitcli.config.variants import POSITIONS
 from vitcli.config.yaml import Size, as_tuple, dotted

@@ -16,7 +16,7 @@ COMMANDS = {
     "export": "export.command:export",
     "attn-entropy": "attention.command:attn_entropy",
     "compare": "compare.command:compare",
-    "verify": "verify.command:verify",
+    "verify": "compare.command:verify",
     "explore": "explore.command:explore",
     "grid": "explore.command:grid",
     "train": "train.command:train",

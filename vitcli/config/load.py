@@ -1,4 +1,7 @@
-"""A config from its layers: preset, then file, then settings; errors say which layer is wrong."""
+"""Which encoder a command is asked for: preset, then file, then settings, then weights.
+
+Errors name the layer that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
+
 from pydantic import BaseModel, ValidationError
+
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
-from vitcli.config.variants import HEADS
+from vitcli.config.variants import HEADS, POSITIONS
 from vitcli.config.yaml import (
     Document,
     KeyPath,
@@ -23,10 +28,6 @@ from vitcli.config.yaml import (
     read_yaml,
 )
 from vitcli.errors import VitcliError
-from dataclasses import dataclass
-from vitcli.config.schema import EncoderConfig, ModelConfig
-from vitcli.config.variants import POSITIONS
-
 
 Config = TypeVar("Config", bound=ModelConfig)
 Schema = TypeVar("Schema", bound=BaseModel)

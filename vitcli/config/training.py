@@ -14,8 +14,14 @@ from pydantic import (
     model_validator,
 )
 
-from vitcli.config.load import Setting, load_config, read_saved_config
-from vitcli.config.load import ModelRequest, check_device, check_table_rule
+from vitcli.config.load import (
+    ModelRequest,
+    Setting,
+    check_device,
+    check_table_rule,
+    load_config,
+    read_saved_config,
+)
 from vitcli.config.schema import ModelConfig, Section
 from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Width, words
 from vitcli.errors import VitcliError

@@ -23,8 +23,7 @@ from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.measures import largest, largest_difference
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder
-from vitcli.nn.encoder import Observer, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, Observer, VisionEncoder, layer_points, tapped
 
 Layers = tuple[EncoderOutput, list[Tensor]]
 """An encoder's output, and the (B, P+N, D) tokens at each of `layer_points`."""

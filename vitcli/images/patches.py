@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images.preprocess import plan
-from vitcli.nn.positions import Grid
+from vitcli.nn.attention import Grid
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of a picture."""

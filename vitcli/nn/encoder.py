@@ -1,26 +1,29 @@
-"""The whole encoder: front end, blocks, pooling, head."""
+"""The whole encoder: front end, blocks, pooling, head; hooks that observe values inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, cast
+
 import torch
 from torch import Tensor, nn
-from vitcli.nn.attention import Rotation, identity, join_masks
-from vitcli.nn.block import Block
-from vitcli.nn.masks import Mask
-from vitcli.nn.parameters import Part, trunc_normal
-from vitcli.nn.positions import Grid, NoPosition
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+
 from vitcli.errors import VitcliError
 from vitcli.nn.attention import (
     ChannelAttention,
     ExplicitAttention,
     FusedAttention,
+    Grid,
+    Mask,
     MultiHeadSelfAttention,
+    Rotation,
+    identity,
+    join_masks,
 )
+from vitcli.nn.block import Block
+from vitcli.nn.parameters import Part, trunc_normal
+from vitcli.nn.positions import NoPosition
 
 
 class EncoderOutput(NamedTuple):

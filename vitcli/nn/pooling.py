@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import FusedAttention
+from vitcli.nn.attention import FusedAttention, Grid
 from vitcli.nn.parameters import Part, trunc_normal
-from vitcli.nn.positions import Grid
 
 
 class ClsPooling(nn.Module):

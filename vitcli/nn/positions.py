@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.nn.attention import Rotation, identity
+from vitcli.nn.attention import Grid, Rotation, identity
 from vitcli.nn.parameters import Part, trunc_normal
-
-Grid = tuple[int, int]
 
 
 class NoPosition(Part):

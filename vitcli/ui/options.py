@@ -17,8 +17,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from vitcli.config import yaml
-from vitcli.config.load import Setting, parse_setting, preset_names
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting, parse_setting, preset_names
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import VisionEncoder, layer_points, tapped
 
 EXACT = 1e-12
 """Families whose reference computes everything in float64."""

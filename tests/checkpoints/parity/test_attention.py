@@ -11,8 +11,7 @@ import torch
 from tests.checkpoints.parity.compare import images, randomized
 from tests.checkpoints.parity.hf import CASES
 from vitcli.checkpoints.load import load_weights
-from vitcli.commands.attention.weights import attention_maps
-from vitcli.commands.attention.weights import FIELDS, observe_attention
+from vitcli.commands.attention.weights import FIELDS, attention_maps, observe_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

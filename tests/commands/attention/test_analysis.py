@@ -12,8 +12,13 @@ from PIL import Image
 from scipy import stats
 
 from tests.commands.sources import tiny_model
-from vitcli.commands.attention.analysis import OutlierCut, attn_entropy, parse_layers
-from vitcli.commands.attention.weights import FIELDS, AttentionSamples, observe_attention
+from vitcli.commands.attention.analysis import OutlierCut, attn_entropy
+from vitcli.commands.attention.weights import (
+    FIELDS,
+    AttentionSamples,
+    observe_attention,
+    parse_layers,
+)
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

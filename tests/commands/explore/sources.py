@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitcli.config.load import Setting
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting
 from vitcli.model import Model, load_model
 
 TINY = {

@@ -15,8 +15,7 @@ from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.analysis import neighbors, pictures
-from vitcli.config.load import parse_setting
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
 

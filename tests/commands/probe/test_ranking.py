@@ -15,8 +15,16 @@ from typer.testing import CliRunner
 from tests.commands.probe.sources import SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
 from vitcli.commands.probe.analysis import Trial, agreement
-from vitcli.commands.probe.evaluate import Answers, Splits, given_split
-from vitcli.commands.probe.evaluate import cka_matrix, holm, nearest_rows, paired, shared_neighbors
+from vitcli.commands.probe.evaluate import (
+    Answers,
+    Splits,
+    cka_matrix,
+    given_split,
+    holm,
+    nearest_rows,
+    paired,
+    shared_neighbors,
+)
 from vitcli.commands.probe.result import RankingResult
 from vitcli.commands.probe.view import pareto
 

@@ -12,8 +12,7 @@ from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
-from vitcli.config.load import Setting
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.errors import VitcliError
 from vitcli.model import load_model

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.commands.attention.weights import FIELDS, MASS_KINDS, AttentionSamples, observe_attention
 from vitcli.commands.attention.result import (
     AttentionResult,
     ClsMass,
@@ -19,6 +18,13 @@ from vitcli.commands.attention.result import (
     HeadAttention,
     LayerAttention,
     SeenImage,
+)
+from vitcli.commands.attention.weights import (
+    FIELDS,
+    MASS_KINDS,
+    AttentionSamples,
+    observe_attention,
+    parse_layers,
 )
 from vitcli.errors import VitcliError
 from vitcli.inference import Advance, Prepared, image_batches, stacked
@@ -66,28 +72,6 @@ class OutlierCut:
     def __str__(self) -> str:
         of = "times the median norm of the layer's patch tokens" if self.of_median else "in norm"
         return f"above {self.value:g} {of}"
-
-
-def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
-    """`-1` or `3,7,11` as blocks counted from 1, in order; None is all of them.
-
-    Raises:
-        VitcliError: not numbers, or no such block.
-    """
-    if text is None:
-        return tuple(range(1, depth + 1))
-    try:
-        asked = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise VitcliError(f"--layers {text}: not numbers", "for example 3,7,11 or -1") from error
-    blocks = [block if block > 0 else depth + 1 + block for block in asked]
-    for number, block in zip(asked, blocks, strict=True):
-        if number == 0 or not 1 <= block <= depth:
-            raise VitcliError(
-                f"--layers {text}: there is no block {number}",
-                f"blocks are 1 to {depth}; -1 is the last",
-            )
-    return tuple(sorted(set(blocks)))
 
 
 def attn_entropy(

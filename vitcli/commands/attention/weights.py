@@ -1,4 +1,6 @@
-"""Attention seen through hooks: every (N, N) array is reduced before the next head is computed.
+"""Attention weights by hooks: entropies, masses, distances, and maps of one query over the patches.
+
+Every (N, N) array is reduced before the next head is computed.
 
 B images, N tokens of which P prefix tokens come first, H heads.
 """
@@ -6,24 +8,20 @@ B images, N tokens of which P prefix tokens come first, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-import torch
-from torch import Tensor
-from vitcli.errors import VitcliError
-from vitcli.measures import all_finite
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import explicit_attention, tapped
-from vitcli.nn.positions import Grid
-from collections.abc import Callable, Sequence
 from pathlib import PurePath
+
+import torch
 from torch import Tensor, nn
-from vitcli.commands.attention.analysis import parse_layers
+
+from vitcli.errors import VitcliError
 from vitcli.images.patches import MapPanel, MapSheet, grid_box, patch_box
 from vitcli.inference import Prepared
+from vitcli.measures import all_finite
 from vitcli.model import Model
-from vitcli.nn.encoder import attentions, explicit_attention, tapped
-
+from vitcli.nn.attention import Grid
+from vitcli.nn.encoder import VisionEncoder, attentions, explicit_attention, tapped
 
 ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""
@@ -145,6 +143,28 @@ class AttentionSamples:
     """(L, b, N - P): norms of the patch tokens as each block leaves them."""
     grid: Grid
     tokens: int
+
+
+def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
+    """`-1` or `3,7,11` as blocks counted from 1, in order; None is all of them.
+
+    Raises:
+        VitcliError: not numbers, or no such block.
+    """
+    if text is None:
+        return tuple(range(1, depth + 1))
+    try:
+        asked = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise VitcliError(f"--layers {text}: not numbers", "for example 3,7,11 or -1") from error
+    blocks = [block if block > 0 else depth + 1 + block for block in asked]
+    for number, block in zip(asked, blocks, strict=True):
+        if number == 0 or not 1 <= block <= depth:
+            raise VitcliError(
+                f"--layers {text}: there is no block {number}",
+                f"blocks are 1 to {depth}; -1 is the last",
+            )
+    return tuple(sorted(set(blocks)))
 
 
 def query_slice(query: str, groups: Mapping[str, slice], grid: Grid) -> slice:

@@ -30,9 +30,8 @@ from vitcli.images.patches import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
 from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
-from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.encoder import layer_points, tapped
-from vitcli.nn.positions import Grid
+from vitcli.nn.attention import Grid
+from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
 from vitcli.results import FailedImage
 
 IMAGES_FOR_CKA = 16

@@ -1,32 +1,26 @@
-"""vitcli compare"""
+"""vitcli compare, vitcli verify"""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 from typing import Annotated
+
 import typer
-from vitcli.config.load import nearest, parse_setting, preset_names
-from vitcli.config.load import ModelRequest
+
+from vitcli.config.load import ModelRequest, nearest, parse_setting, preset_names
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import Plot, draw
+from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
     Output,
     SharedModelOptions,
     grouped,
+    model_option,
     split_source,
 )
 from vitcli.ui.tables import show
-from vitcli.ui.figures import Plot, check_figure_file, draw
-from vitcli.ui.options import (
-    EveryOption,
-    Output,
-    SharedModelOptions,
-    grouped,
-    model_option,
-)
 
 
 @grouped
@@ -215,8 +209,8 @@ def verify(
         warn(failure.error)
     if plot:
         draw(result.figure(), plot)
-    from vitcli.commands.compare.view import tables
+    from vitcli.commands.compare.view import verify_tables
 
-    show(result, output.form, lambda result: tables(result, every))
+    show(result, output.form, lambda result: verify_tables(result, every))
     if not result.equal or result.failed:
         raise typer.Exit(1)

@@ -1,9 +1,10 @@
-"""The result of `vitcli compare`."""
+"""The results of `vitcli compare` and `vitcli verify`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
+
 from vitcli.results import FailedImage, ModelInfo, Result
 
 
@@ -126,6 +127,7 @@ class VerifyResult(Result):
     """A checkpoint run twice: here, and by the library that wrote it."""
 
     rows_at: ClassVar[str] = "checked"
+    view_prefix: ClassVar[str] = "verify_"
 
     source: str
     model: ModelInfo

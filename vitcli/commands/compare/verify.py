@@ -21,8 +21,7 @@ from vitcli.images.shapes import synthetic_image
 from vitcli.inference import Advance, picture_name
 from vitcli.measures import all_finite, largest_difference
 from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
-from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
 from vitcli.results import FailedImage
 
 FLOAT32_PARTS = 1e-6

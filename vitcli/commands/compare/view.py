@@ -1,18 +1,17 @@
-"""`vitcli compare` as tables and a figure."""
+"""`vitcli compare` and `vitcli verify` as tables and figures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
+
 from rich.markup import escape
 from rich.table import Table
-from vitcli.commands.compare.result import CompareResult, LinearCka
+
+from vitcli.commands.compare.result import CompareResult, LinearCka, VerifyResult
 from vitcli.ui.console import table
-from vitcli.ui.style import CHANCE, COLUMN, PAGE, caption, new_figure, series, styled
-import math
-from collections.abc import Iterator
-from vitcli.commands.compare.result import VerifyResult
-from vitcli.ui.style import COLORS, new_figure, series, styled
+from vitcli.ui.style import CHANCE, COLORS, COLUMN, PAGE, caption, new_figure, series, styled
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:

@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
-from vitcli.config.load import Setting
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock

@@ -1,35 +1,29 @@
-"""What an encoder makes of images, layer by layer."""
+"""An encoder on a few images: norms by layer, vectors, patch features as colors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
-from vitcli.commands.encode.result import check_tokens
+
+from vitcli.commands.attention.weights import patch_index
+from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms, check_tokens
+from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
+from vitcli.images.patches import Box, FeatureSheet, grid_box, patch_box
 from vitcli.images.preprocess import describe
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.encoder import EncoderOutput
-from vitcli.nn.encoder import layer_points
+from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
 from vitcli.results import FailedImage
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import PurePath
-from vitcli.commands.attention.weights import patch_index
-from vitcli.config.load import layer_index
-from vitcli.images.patches import Box, FeatureSheet, grid_box, patch_box
-from vitcli.inference import Prepared
-from vitcli.model import Model
-from vitcli.nn.encoder import layer_points, tapped
-
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 

@@ -1,22 +1,23 @@
-"""What `vitcli encode` answers on a few images."""
+"""The result of `vitcli encode`, and the file of vectors that it writes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-from vitcli.results import FailedImage, ModelInfo, Result
 import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.results import FailedImage
+from vitcli.results import FailedImage, ModelInfo, Result
+
 if TYPE_CHECKING:
     import numpy as np
+
 
 @dataclass(frozen=True)
 class LayerNorms:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.config.load import parse_setting
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.ui.options import ModelOptions, Output, grouped
 from vitcli.ui.tables import show

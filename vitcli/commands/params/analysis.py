@@ -33,8 +33,7 @@ from vitcli.commands.params.result import (
     ParamsResult,
 )
 from vitcli.config import variants
-from vitcli.config.load import check_grid, load_config
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, check_grid, load_config
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import Cost, linear_cost
 from vitcli.errors import VitcliError

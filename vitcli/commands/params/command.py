@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from vitcli.config.load import load_config
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, draw

@@ -17,7 +17,8 @@ import numpy as np
 
 from vitcli.commands.embed.analysis import embed
 from vitcli.commands.embed.job import MANIFEST, remembered
-from vitcli.commands.probe import evaluate, evaluate as ranking
+from vitcli.commands.probe import evaluate
+from vitcli.commands.probe import evaluate as ranking
 from vitcli.commands.probe.evaluate import Answers
 from vitcli.commands.probe.labeled import (
     Encoded,

@@ -1,4 +1,4 @@
-"""What vectors are worth: honest splits, neighbors, linear models, and intervals that cover.
+"""Vectors evaluated: splits, neighbors, linear models, intervals, paired differences, costs.
 
 N images, D channels of a vector, K folds, S split seeds.
 """
@@ -6,25 +6,23 @@ N images, D channels of a vector, K folds, S split seeds.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-import numpy as np
-from vitcli.errors import VitcliError, install_extra
-from vitcli.measures import CONFIDENCE, student_quantile, wilson
 import os
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
+
 from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe.result import Cost, Difference
 from vitcli.commands.profile.machine import peak_memory, timed
-from vitcli.errors import VitcliError
-from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile
+from vitcli.errors import VitcliError, install_extra
+from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
 from vitcli.model import Model
-
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""

@@ -33,8 +33,7 @@ from vitcli.inference import Advance
 from vitcli.measures import largest_difference
 from vitcli.model import Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder
-from vitcli.nn.encoder import attentions
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 
 
 def profile(

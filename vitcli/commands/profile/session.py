@@ -30,8 +30,7 @@ from vitcli.errors import VitcliError
 from vitcli.inference import Advance
 from vitcli.model import Model
 from vitcli.nn.attention import FusedAttention
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder
-from vitcli.nn.encoder import attentions
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 
 FEWEST_RUNS, MOST_RUNS, ENOUGH_S = 5, 30, 15.0
 """Without a number of runs: at least 5, at most 30, and no new one after 15 s of them."""

@@ -38,8 +38,7 @@ from vitcli.commands.train.start import (
     warmup_steps,
     with_classifier,
 )
-from vitcli.config.load import Setting, resized_to
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting, resized_to
 from vitcli.config.training import (
     IMAGES_RECIPE,
     SHAPES_RECIPE,

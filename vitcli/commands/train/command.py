@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from vitcli.commands.train.result import TrainResult
-from vitcli.config.load import Setting, config_yaml
-from vitcli.config.load import ModelRequest
+from vitcli.config.load import ModelRequest, Setting, config_yaml
 from vitcli.config.schema import InitScheme
 from vitcli.config.training import (
     IMAGES_RECIPE,

@@ -13,13 +13,20 @@ from torch import Tensor
 from tests.conftest import TINY, tiny_config, tiny_encoder
 from vitcli.build import build_encoder
 from vitcli.commands.attention import weights as attention
-from vitcli.commands.attention.weights import FIELDS, AttentionSamples, HeadReducer, observe_attention, patch_distances, patch_index, row_entropy
+from vitcli.commands.attention.weights import (
+    FIELDS,
+    AttentionSamples,
+    HeadReducer,
+    observe_attention,
+    patch_distances,
+    patch_index,
+    row_entropy,
+)
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapt_heads, adapters
-from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.encoder import explicit_attention, tapped
+from vitcli.nn.encoder import VisionEncoder, explicit_attention, tapped
 
 
 def field(samples: AttentionSamples, name: str) -> Tensor:
