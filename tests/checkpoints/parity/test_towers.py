@@ -17,7 +17,7 @@ from tests.checkpoints.parity.compare import assert_close, differences, images, 
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.load import load_weights, plan_weights
-from vitcli.commands.verify.analysis import verify
+from vitcli.commands.compare.verify import verify
 from vitcli.config.load import Setting
 from vitcli.config.yaml import dotted
 
