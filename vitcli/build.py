@@ -81,6 +81,7 @@ def _rope(c: EncoderConfig) -> RopePosition:
         rope.periods,
         rope.offset,
         rope.first_axis,
+        rope.alternate,
     )
 
 
@@ -193,6 +194,8 @@ def _attention(c: EncoderConfig) -> MultiHeadSelfAttention:
         q_norm=qk_norm(c),
         k_norm=qk_norm(c),
         dropout=c.dropout,
+        norm=_norm(c) if c.attention.inner_norm else None,
+        proj_bias=c.attention.proj_bias,
     )
 
 
@@ -202,10 +205,13 @@ def _scale(c: EncoderConfig) -> nn.Module:
 
 def build_block(c: EncoderConfig, index: int = 0) -> Block:
     """Block `index` of the stack, with its share of drop path."""
-    feed_forward = FEED_FORWARDS[c.mlp]
+    mlp_norm = NORMS[c.norm](c.mlp_hidden, c.norm_eps) if c.mlp_norm else None
+    feed_forward = FEED_FORWARDS[c.mlp](
+        c.hidden, c.mlp_hidden, ACTIVATIONS[c.activation](), c.dropout, mlp_norm, c.mlp_bias
+    )
     return BLOCKS[c.norm_placement](
         attention=_attention(c),
-        feed_forward=feed_forward(c.hidden, c.mlp_hidden, ACTIVATIONS[c.activation](), c.dropout),
+        feed_forward=feed_forward,
         norm1=_norm(c),
         norm2=_norm(c),
         scale1=_scale(c),
@@ -227,6 +233,7 @@ def compose(c: EncoderConfig) -> VisionEncoder:
             position=POSITIONS[c.position](c),
             norm=_norm(c) if c.ln_pre else nn.Identity(),
             patch_bias=c.patch_bias,
+            patch_norm=_norm(c) if c.patch_norm else None,
         ),
         vit=ViT(
             [build_block(c, index) for index in range(c.depth)],

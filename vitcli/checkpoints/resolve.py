@@ -41,6 +41,8 @@ GEOMETRY = (
 
 SIZES = ("hidden", "depth", "patch_size", "mlp_hidden")
 """Where a library's own default must agree with the tensors, or it is of another model."""
+BIASED = {"patch_bias": True, "attention.proj_bias": True, "mlp_bias": True}
+"""What an encoder has where its family does not say that it has none."""
 FREE = ("pooling", "pool_norm", "head", "head_out", "final_norm", "position")
 """What the user may choose against the tensors; those no longer needed are then left out."""
 
@@ -103,7 +105,7 @@ def settle(
         read_settings(foreign, family) if foreign is not None else ({}, {}, {})
     )
     # One lost tensor must not pass for a model without it: a family that has none says so.
-    decided = {"patch_bias": True, **match.settings()}
+    decided = {**BIASED, **match.settings()}
     needs, unproven = list(family.needs), []
     if foreign is None:
         for key in match.unproven():

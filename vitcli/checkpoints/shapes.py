@@ -13,6 +13,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 MODULES = {
     "cls_token": "front_end.prefix.cls",
     "dist_token": "front_end.prefix.dist",
+    "patch_norm": "front_end.patch_norm.",
     "ln_pre": "front_end.norm.",
     "final_norm": "vit.norm.",
     "pool_norm": "pool_norm.",
@@ -71,6 +72,8 @@ def _blocks(shapes: Shapes) -> dict[str, Any]:
             told["heads"] = blocks["norm1.weight"][0] // blocks["attention.q_norm.weight"][0]
     else:
         told["attention.qk_norm"] = "none"
+    told["attention.inner_norm"] = "attention.norm.weight" in blocks
+    told["mlp_norm"] = "feed_forward.norm.weight" in blocks
     first, second = blocks.get("feed_forward.fc1.weight"), blocks.get("feed_forward.fc2.weight")
     if first and second and len(second) == 2:
         told["mlp_hidden"] = second[1]

@@ -85,6 +85,8 @@ class RopeConfig(Section):
     """Added to the indices (Perception Encoder: 1)."""
     first_axis: Literal["rows", "columns"] = "rows"
     """The axis of the first half of the pairs of channels (Perception Encoder: columns)."""
+    alternate: bool = False
+    """Columns turn at the frequencies between those of the rows (Pixtral)."""
 
 
 class AttentionConfig(Section):
@@ -103,6 +105,9 @@ class AttentionConfig(Section):
     qk_norm: Annotated[str, one_of(variants.QK_NORMS)] = "none"
     qk_norm_kind: Annotated[str, one_of(variants.NORMS)] = "layernorm"
     qk_norm_eps: PositiveFloat = 1e-6
+    inner_norm: bool = False
+    """A norm on what the heads give, before the output projection (EVA-02's CLIP towers)."""
+    proj_bias: bool = True
     dropout: Rate = 0.0
     attend: AttendKind = "fused"
 
@@ -120,6 +125,8 @@ class EncoderConfig(Section):
     mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] = 3072
 
     patch_bias: bool = True
+    patch_norm: bool = False
+    """A norm on the projected patches, before positions are added (AIMv2)."""
     cls_token: bool = True
     dist_token: bool = False
     registers: int = Field(default=0, ge=0, le=65_536)
@@ -138,6 +145,9 @@ class EncoderConfig(Section):
 
     attention: AttentionConfig = AttentionConfig()
     mlp: Annotated[str, one_of(variants.MLPS)] = "plain"
+    mlp_bias: bool = True
+    mlp_norm: bool = False
+    """A norm on the MLP's hidden channels, before its second map (EVA-02)."""
     activation: ActivationKind = "gelu"
     layer_scale: float | None = None
     """Initial value of the per-channel LayerScale; null means there is none."""

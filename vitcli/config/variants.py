@@ -81,9 +81,9 @@ class MlpSpec(Spec):
 
     maps_in = 1
 
-    def cost(self, width: int, hidden: int, rows: int) -> Cost:
-        first = linear_cost(width, self.maps_in * hidden, rows)
-        return first + linear_cost(hidden, width, rows)
+    def cost(self, width: int, hidden: int, rows: int, bias: bool = True) -> Cost:
+        first = linear_cost(width, self.maps_in * hidden, rows, bias)
+        return first + linear_cost(hidden, width, rows, bias)
 
 
 class GatedMlpSpec(MlpSpec):
@@ -141,6 +141,8 @@ class RopeSpec(PositionSpec):
                 "position, hidden, heads",
                 f"{c.position} needs hidden / heads = {c.head_dim} to be a multiple of 4",
             )
+        elif c.rope.periods is not None and c.rope.alternate:
+            yield "rope.periods, rope.alternate", "frequencies between them need rope.theta"
         elif c.rope.periods is not None and len(c.rope.periods) != c.head_dim // 4:
             yield (
                 "rope.periods, position, hidden, heads",

@@ -137,6 +137,8 @@ class MultiHeadSelfAttention(nn.Module):
         qkv: projection D -> 3D; rows [0:D] are q, then k, then v, heads contiguous within each.
         q_norm, k_norm: applied to (B, N, D) before the head split.
         attend: FusedAttention or ExplicitAttention.
+        norm: on what the heads give, (B, N, D), before the projection (EVA-02 of CLIP); None for
+            none.
     """
 
     def __init__(
@@ -148,6 +150,8 @@ class MultiHeadSelfAttention(nn.Module):
         q_norm: nn.Module,
         k_norm: nn.Module,
         dropout: float = 0.0,
+        norm: nn.Module | None = None,
+        proj_bias: bool = True,
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -155,7 +159,8 @@ class MultiHeadSelfAttention(nn.Module):
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.attend = attend
-        self.proj = nn.Linear(hidden, hidden)
+        self.norm = nn.Identity() if norm is None else norm
+        self.proj = nn.Linear(hidden, hidden, bias=proj_bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -171,7 +176,8 @@ class MultiHeadSelfAttention(nn.Module):
             for t in (self.q_norm(q), self.k_norm(k), v)
         )  # 3 x (B, H, N, d)
         out = self.attend(rotate(q), rotate(k), v, attn_mask)  # (B, H, N, d)
-        y: Tensor = self.dropout(self.proj(out.transpose(1, 2).flatten(-2)))  # (B, N, D)
+        joined = self.norm(out.transpose(1, 2).flatten(-2))  # (B, N, D)
+        y: Tensor = self.dropout(self.proj(joined))
         return y
 
 

@@ -87,44 +87,51 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class FeedForward(nn.Module):
-    """fc2(activation(fc1(x))): (B, N, D) -> (B, N, M) -> (B, N, D)."""
+    """fc2(norm(activation(fc1(x)))): (B, N, D) -> (B, N, M) -> (B, N, D).
+
+    Args:
+        norm: on the M channels before `fc2` (EVA-02; Shleifer et al. 2021, NormFormer); None for
+            none, as nearly everywhere.
+    """
+
+    maps_in = 1
 
     def __init__(
-        self, hidden: int, mlp_hidden: int, activation: nn.Module, dropout: float = 0.0
+        self,
+        hidden: int,
+        mlp_hidden: int,
+        activation: nn.Module,
+        dropout: float = 0.0,
+        norm: nn.Module | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(hidden, mlp_hidden)
+        self.fc1 = nn.Linear(hidden, self.maps_in * mlp_hidden, bias=bias)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(mlp_hidden, hidden)
+        self.norm = nn.Identity() if norm is None else norm
+        self.fc2 = nn.Linear(mlp_hidden, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(self.dropout(self.activation(self.fc1(x))))
+        y: Tensor = self.fc2(self.norm(self.dropout(self.activation(self.fc1(x)))))
         return y
 
 
-class GatedFeedForward(nn.Module):
-    """fc2(activation(gate) * up), with gate and up the halves of one projection.
+class GatedFeedForward(FeedForward):
+    """fc2(norm(activation(gate) * up)), with gate and up the halves of one projection.
 
     Shazeer 2020, "GLU Variants Improve Transformer"; the first half of `fc1` is the gate.
     """
 
-    def __init__(
-        self, hidden: int, mlp_hidden: int, activation: nn.Module, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(hidden, 2 * mlp_hidden)
-        self.activation = activation
-        self.dropout = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(mlp_hidden, hidden)
+    maps_in = 2
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.fc1(x).chunk(2, dim=-1)  # 2 x (B, N, M)
-        y: Tensor = self.fc2(self.dropout(self.activation(gate) * up))
+        y: Tensor = self.fc2(self.norm(self.dropout(self.activation(gate) * up)))
         return y
 
 
-FEED_FORWARDS: dict[str, type[FeedForward] | type[GatedFeedForward]] = {
+FEED_FORWARDS: dict[str, type[FeedForward]] = {
     "plain": FeedForward,
     "gated": GatedFeedForward,
 }

@@ -129,6 +129,8 @@ class VisionFrontEnd(Part):
         prefix: how many tokens of each kind, in token order, for example
             `{"cls": 1, "registers": 4}`.
         norm: applied to all tokens at the end (`nn.Identity` for every family but CLIP).
+        patch_norm: on the projected patches, before positions are added (AIMv2, GLM-4V); None for
+            none.
     """
 
     def __init__(
@@ -140,10 +142,12 @@ class VisionFrontEnd(Part):
         position: NoPosition,
         norm: nn.Module,
         patch_bias: bool = True,
+        patch_norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.patch_size = patch_size
         self.projection = nn.Conv2d(channels, hidden, patch_size, patch_size, bias=patch_bias)
+        self.patch_norm = nn.Identity() if patch_norm is None else patch_norm
         self.prefix = nn.ParameterDict(
             {kind: nn.Parameter(torch.empty(count, hidden)) for kind, count in prefix.items()}
         )
@@ -162,7 +166,7 @@ class VisionFrontEnd(Part):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, height, width) -> (B, P+N, D), patches row by row after the prefix tokens."""
-        patches = self.projection(images).flatten(2).transpose(1, 2)  # (B, N, D)
+        patches = self.patch_norm(self.projection(images).flatten(2).transpose(1, 2))  # (B, N, D)
         rows = [*self.prefix.values(), patches.new_empty(0, patches.shape[-1])]
         prefix = torch.cat(rows).expand(patches.shape[0], -1, -1)  # (B, P, D)
         prefix, patches = self.position.add(prefix, patches, self.grid(images))

@@ -229,6 +229,7 @@ class RopePosition(NoPosition):
 
     The first half of the pairs turns with the row, the second with the column (or the other way
     round: `first_axis`), at frequencies theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`.
+    With `alternate` the columns turn at theta^(-(4j+2)/d), the frequencies between (Pixtral).
     Prefix tokens are not turned.
     """
 
@@ -242,9 +243,11 @@ class RopePosition(NoPosition):
         periods: Sequence[float] | None = None,
         offset: float = 0.0,
         first_axis: str = "rows",
+        alternate: bool = False,
     ) -> None:
         super().__init__()
         self.offset = offset
+        self.alternate = alternate
         self.first_axis = first_axis
         self.head_dim = head_dim
         self.theta = theta
@@ -261,9 +264,10 @@ class RopePosition(NoPosition):
             if self.periods is None
             else 1 / torch.tensor(self.periods, dtype=torch.float64)
         )
+        between = frequency * self.theta ** (-2 / self.head_dim) if self.alternate else frequency
         rows, columns = (
-            self.coordinates(n, reference, self.offset)[:, None] * frequency
-            for n, reference in zip(grid, self.reference, strict=True)
+            self.coordinates(n, reference, self.offset)[:, None] * turns
+            for n, reference, turns in zip(grid, self.reference, (frequency, between), strict=True)
         )  # (n, d/4)
         shape = (*grid, -1)
         both = [rows[:, None].expand(shape), columns[None].expand(shape)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,17 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 from timm.layers import GluMlp
 from timm.models import deit, eva, save_for_hf, vision_transformer
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.timm_models import CASES, outputs
+from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.families.timm import from_timm
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.commands.params.analysis import model_costs
 from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
@@ -39,7 +44,8 @@ def test_equals_timm(name: str, tmp_path: Path) -> None:
         pixels = images(*size)
         with torch.no_grad():
             theirs = outputs(model, pixels)
-        resized = size != case.sizes[0] or case.family == "timm-eva-rope"
+        turned = getattr(model, "rope", None) is not None  # in float32
+        resized = size != case.sizes[0] or turned
         tolerance = case.tolerance if resized else EXACT
         assert_close(theirs, ours(loaded.encoder, pixels), tolerance)
 
@@ -100,13 +106,68 @@ def test_the_config_of_a_directory_brings_its_preprocessing(tmp_path: Path) -> N
 
 
 def test_an_architecture_that_is_built_otherwise_is_refused(tmp_path: Path) -> None:
-    model = timm.create_model("eva02_tiny_patch14_224", num_classes=0, depth=1)
+    tiny = {"depth": 1, "embed_dim": 16, "num_heads": 2}
+    model = timm.create_model("eva02_enormous_patch14_clip_224", num_classes=0, **tiny)
     save_for_hf(model, tmp_path)
-    with pytest.raises(VitcliError, match="eva02_tiny_patch14_224"):
+    with pytest.raises(VitcliError, match="eva02_enormous_patch14_clip_224"):
         load_weights(str(tmp_path))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(VitcliError):
-        load_weights(str(tmp_path), preset=load_config(ModelConfig, "vit-ti16"))
+    with pytest.raises(VitcliError, match=r"nor a config say .*norm_placement"):
+        load_weights(str(tmp_path))
+    shutil.rmtree(tmp_path)
+    mixed = timm.create_model("vit_small_patch16_rope_mixed_224", num_classes=0, depth=1)
+    save_for_hf(mixed, tmp_path)
+    with pytest.raises(VitcliError, match="no supported family matches"):
+        load_weights(str(tmp_path))
+
+
+EVA02 = {
+    "timm-eva02_base_patch14_448.mim_in22k_ft_in22k": ((16, 16), "learned+rope2d", 12, "squash"),
+    "timm-eva02_large_patch14_224.mim_in22k": ((16, 16), "learned+rope2d", 16, "shortest"),
+    "timm-eva02_large_patch14_448.mim_in22k_ft_in1k": ((16, 16), "learned+rope2d", 16, "shortest"),
+    "SmilingWolf-wd-eva02-large-tagger-v3": ((32, 32), "learned+rope2d", 16, "shortest"),
+    "deepghs-idolsankaku-eva02-large-tagger-v1": ((48, 48), "rope2d", 16, "shortest"),
+}
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published configs beside the project")
+@pytest.mark.parametrize("name", EVA02)
+def test_published_eva_02(name: str, tmp_path: Path) -> None:
+    """The real shapes over a sparse file; parameters are timm's own count."""
+    config = json.loads((PUBLISHED / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = {"num_classes": config["num_classes"], **config.get("model_args", {})}
+    with torch.device("meta"):
+        model = timm.create_model(config["architecture"], **arguments)
+    plan = plan_weights(str(sparse(tmp_path, model)))
+    reference, position, heads, resize = EVA02[name]
+    encoder = plan.config.encoder
+    assert (encoder.rope.reference_grid, encoder.position) == (reference, position)
+    assert (encoder.heads, encoder.activation, encoder.norm_eps) == (heads, "silu", 1e-6)
+    assert (encoder.rope.theta, encoder.rope.layout) == (10000.0, "interleaved")
+    assert plan.config.preprocess.resize == resize
+    costs = model_costs(plan.config)
+    assert costs.total == sum(p.numel() for p in model.parameters())
+
+
+def test_a_bare_eva_02_is_asked_for_its_rotations(tmp_path: Path) -> None:
+    model = CASES["eva02_base_patch14_224 dynamic_img_size"].make()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    with pytest.raises(VitcliError) as error:
+        load_weights(str(tmp_path / "model.pt"))
+    for key in ("heads", "position", "rope.theta", "rope.layout", "rope.reference_grid"):
+        assert f"--set encoder.{key}=VALUE" in error.value.hint
+
+
+def test_norms_that_a_file_has_lost_are_missed(tmp_path: Path) -> None:
+    model = CASES["eva02_base_patch16_clip_224 dynamic_img_size"].make()
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    whole = load_file(tmp_path / "model.safetensors")
+    for lost in ("mlp.norm", "attn.norm"):
+        rest = {name: tensor for name, tensor in whole.items() if lost not in name}
+        save_file(rest, tmp_path / "model.safetensors")
+        with pytest.raises(VitcliError, match="_norm = True"):
+            load_weights(str(tmp_path))
 
 
 def _arguments(module: Any, cls: type, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -167,13 +228,16 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     built = _arguments(eva, eva.Eva, monkeypatch)
     for name, mine in EVAS.items():
         theirs = built[name]
-        rope = theirs.get("use_rot_pos_emb", False)
+        rope = theirs.get("use_rot_pos_emb", _default(eva.Eva, "use_rot_pos_emb"))
         expected = {
             "num_heads": theirs["num_heads"],
             "norm_eps": _eps(theirs.get("norm_layer")),
             "global_pool": theirs.get("global_pool", _default(eva.Eva, "global_pool")),
             "reg_tokens": theirs.get("num_reg_tokens", 0),
+            "use_abs_pos_emb": theirs.get("use_abs_pos_emb", True),
+            "use_rot_pos_emb": rope,
         }
+        expected |= {k: theirs[k] for k in ("scale_mlp", "scale_attn_inner") if k in theirs}
         if rope:
             expected["class_token"] = theirs.get("class_token", True)
             expected["rope_type"] = theirs.get("rope_type", "cat")
@@ -183,7 +247,7 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         if expected.get("rope_type") == "cat":
             expected["ref_feat_shape"] = theirs["ref_feat_shape"]
         assert mine == expected, name
-        assert not {"attn_type", "scale_mlp", "qk_norm", "rope_grid_indexing"} & set(theirs), name
+        assert not {"attn_type", "qk_norm", "rope_grid_indexing", "use_post_norm"} & set(theirs)
 
 
 TIMM_PRESETS = {

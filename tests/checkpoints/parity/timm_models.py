@@ -61,6 +61,10 @@ def _rope(architecture: str, **arguments: Any) -> Case:
     return Case("timm-eva-rope", architecture, arguments, FLOAT32_PARTS)
 
 
+def _eva02(family: str, architecture: str, **arguments: Any) -> Case:
+    return Case(family, architecture, {"dynamic_img_size": True, **arguments}, FLOAT32_PARTS)
+
+
 def _by_name(*cases: Case) -> dict[str, Case]:
     return {" ".join([c.architecture, *map(str, c.arguments)]): c for c in cases}
 
@@ -99,4 +103,17 @@ CASES: dict[str, Case] = _by_name(
     _rope("vit_base_patch16_rope_reg1_gap_256", dynamic_img_size=True),
     _rope("vit_large_patch16_lingbot"),
     Case("timm-eva", "eva_giant_patch14_224", {"dynamic_img_size": True}, FLOAT32_PARTS),
+    _eva02("timm-eva", "eva02_tiny_patch14_224"),
+    _eva02("timm-eva02", "eva02_base_patch14_224"),
+    _eva02("timm-eva02", "eva02_large_patch14_448", ref_feat_shape=(6, 5), num_classes=0),
+    _eva02("timm-eva02", "eva02_base_patch16_clip_224"),
+    # The parts that deepghs' taggers have: registers and no table, no norm within the MLP.
+    _eva02(
+        "timm-eva02",
+        "eva02_large_patch14_448",
+        scale_mlp=False,
+        use_abs_pos_emb=False,
+        class_token=False,
+        num_reg_tokens=2,
+    ),
 )

@@ -28,11 +28,13 @@ from vitcli.nn.encoder import VisionEncoder
 # Where each component lives in the module tree; `*` is any block. The longest match wins.
 PLACES = {
     "front_end.projection": components.PATCH_EMBEDDING,
+    "front_end.patch_norm": components.PATCH_EMBEDDING,
     "front_end.prefix": components.PREFIX_TOKENS,
     "front_end.position": components.POSITIONS,
     "front_end.norm": components.LN_PRE,
     "vit.blocks.*.norm1": components.NORMS,
     "vit.blocks.*.norm2": components.NORMS,
+    "vit.blocks.*.attention.norm": components.NORMS,
     "vit.blocks.*.attention.qkv": components.QKV,
     "vit.blocks.*.attention.q_norm": components.QK_NORM,
     "vit.blocks.*.attention.k_norm": components.QK_NORM,

@@ -336,6 +336,7 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
 FAMILIES = (
     _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
     _around(timm.EVA, "open-clip-timm-eva", EVAS),
+    _around(timm.EVA02, "open-clip-timm-eva02", EVAS),
     OPENAI,
     _tower("open-clip", "visual."),
     _tower("open-clip-tower", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vitcli.checkpoints.families import hugging_face
@@ -320,11 +321,8 @@ UNSUPPORTED = {
     "attn_only_layer_scale": only(False),
     "attn_type": only("eva"),
     "num_kv_heads": only(),
-    "qkv_fused": only(True),
     "rope_grid_indexing": only("ij"),
     "rope_grid_offset": only(0, 0.0),
-    "scale_attn_inner": only(False),
-    "scale_mlp": only(False),
     "use_post_norm": only(False),
 }
 ROPE_SETTINGS = {
@@ -333,13 +331,20 @@ ROPE_SETTINGS = {
     for key, to in {
         "rope_type": To("rope.coordinates", ROPE_COORDINATES),
         "rope_temperature": To("rope.theta", float),
+        "rope_layout": To("rope.layout"),
+        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
         "ref_feat_shape": To("rope.reference_grid", size),
+        "scale_attn_inner": To("attention.inner_norm", flag),
+        "scale_mlp": To("mlp_norm", flag),
+        "use_abs_pos_emb": To("_table", flag),
+        "use_rot_pos_emb": To("_turned", flag),
     }.items()
 }
 EVA_IGNORED = (
     *hugging_face.IGNORED,
     *IGNORED,
     "head_init_scale",
+    "qkv_fused",
     "swiglu_align_to",
     "use_fc_norm",
     "use_post_transformer_norm",
@@ -348,6 +353,7 @@ EVA_IGNORED = (
     "rope_rescale_coords",
     "rope_shift_coords",
 )
+MLP_NORM: Renames = {"vit.blocks.{i}.feed_forward.norm": BLOCK + "mlp.norm"}
 EVA_VARIANTS = (
     CLASSIFIER,
     NO_CLASSIFIER,
@@ -358,6 +364,7 @@ EVA_VARIANTS = (
             "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")
         },
     ),
+    Variant(when=(BLOCK + "mlp.norm.weight",), renames=MLP_NORM),
     Variant(
         when=(BLOCK + "attn.q_bias",),
         renames={
@@ -368,6 +375,23 @@ EVA_VARIANTS = (
         },
     ),
 )
+
+
+def _position(told: Mapping[str, Any]) -> str:
+    """A table on the tokens, rotations of queries and keys, or both (EVA-02)."""
+    kinds = (told["_table"] and "learned", told["_turned"] and "rope2d")
+    return "+".join(kind for kind in kinds if kind) or "none"
+
+
+def _where_turned(default: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """`default` where nothing turns; what turns has to be said."""
+
+    def read(told: Mapping[str, Any]) -> Any:
+        if "rope" in told["position"]:
+            raise KeyError("rope")
+        return default
+
+    return read
 
 
 def _activation(told: Mapping[str, Any]) -> str:
@@ -391,9 +415,9 @@ ROPE = Family(
         **SHARED_SETTINGS,
         **UNSUPPORTED,
         **ROPE_SETTINGS,
-        "architecture.rope_layout": To("rope.layout"),
-        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
+        "architecture.use_abs_pos_emb": only(False),
         "use_abs_pos_emb": only(False),
+        "architecture.use_rot_pos_emb": only(True),
         "use_rot_pos_emb": only(True),
     },
     ignored=EVA_IGNORED,
@@ -403,7 +427,7 @@ ROPE = Family(
     flatten=flattened(EVAS),
     variants=EVA_VARIANTS,
 )
-# EVA-02 has a table as well, with RoPE besides: its gated MLP keeps it from being taken for EVA.
+# EVA, and the small ones of EVA-02, whose table has RoPE besides: the names are the same.
 EVA = Family(
     name="timm-eva",
     library=LIBRARY,
@@ -417,25 +441,40 @@ EVA = Family(
         BLOCK + "mlp.fc1.bias",
     ),
     renames={**RENAMES, **QKV},
-    settings={
-        **SHARED_SETTINGS,
-        **UNSUPPORTED,
-        "use_abs_pos_emb": only(True),
-        "use_rot_pos_emb": only(False),
-    },
+    settings={**SHARED_SETTINGS, **UNSUPPORTED, **ROPE_SETTINGS},
     ignored=EVA_IGNORED,
     decides={
         **RESIZE,
         "patch_bias": patch_bias,
-        "position": "learned",
-        "activation": "gelu",
-        "mlp": "plain",
+        "position": _position,
+        "rope.coordinates": _where_turned("index"),
+        "rope.theta": _where_turned(10000.0),
+        "rope.layout": _where_turned("interleaved"),
+        "rope.reference_grid": _where_turned((16, 16)),
+        "activation": _activation,
     },
-    needs=("heads", "norm_eps", "pooling"),
-    unproven=("position",),
+    needs=(
+        *("heads", "norm_eps", "pooling", "position", "rope.coordinates", "rope.theta"),
+        *("rope.layout", "rope.reference_grid"),
+    ),
+    unproven=("norm_placement",),  # the enormous one is post-norm, under the same names
     packed_gate=True,
     flatten=flattened(EVAS),
     any_prefix_rows=True,
     variants=EVA_VARIANTS,
 )
-FAMILIES = (ROPE, EVA, ORIGINAL, VIT)
+# The larger ones of EVA-02: q, k and v apart, and norms within the MLP and, for CLIP, the attention.
+APART = tuple(f"{BLOCK}attn.{part}_proj" for part in "qkv")
+EVA02 = replace(
+    EVA,
+    name="timm-eva02",
+    signature=("patch_embed.proj.weight", APART[1] + ".weight", BLOCK + "norm1.weight"),
+    renames={
+        **{k: v for k, v in EVA.renames.items() if k != "vit.blocks.{i}.attention.qkv"},
+        "vit.blocks.{i}.attention.qkv.weight": fused(*(part + ".weight" for part in APART)),
+        "vit.blocks.{i}.attention.qkv.q_bias": APART[0] + ".bias",
+        "vit.blocks.{i}.attention.qkv.v_bias": APART[2] + ".bias",
+        "vit.blocks.{i}.attention.norm": BLOCK + "attn.norm",
+    },
+)
+FAMILIES = (ROPE, EVA, EVA02, ORIGINAL, VIT)

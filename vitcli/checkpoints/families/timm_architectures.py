@@ -3,7 +3,7 @@
 The name in a timm config.json is a value like any other: it says what the tensors do not, which
 is the head count, the activation, the norms' eps and the pooling. Everything else is in the
 tensors. A name that is missing here is one whose blocks are built otherwise (parallel branches,
-differential attention, norms inside a branch) or rotate otherwise (EVA-02, mixed RoPE).
+differential attention, post-norm) or rotate otherwise (mixed RoPE).
 """
 
 from __future__ import annotations
@@ -191,7 +191,11 @@ _REGISTERS = {
     """,
 }
 
+_TABLE = {"use_abs_pos_emb": True, "use_rot_pos_emb": False}
+_TURNED = {"use_abs_pos_emb": False, "use_rot_pos_emb": True}
+_BOTH = {"use_abs_pos_emb": True, "use_rot_pos_emb": True}
 _DINOV3 = {
+    **_TURNED,
     "class_token": True,
     "reg_tokens": 4,
     "norm_eps": 1e-5,
@@ -200,6 +204,7 @@ _DINOV3 = {
     "rope_layout": "half",
 }
 _REFERENCE_ROPE = {
+    **_TURNED,
     "class_token": False,
     "norm_eps": 1e-6,
     "global_pool": "avg",
@@ -208,6 +213,7 @@ _REFERENCE_ROPE = {
     "rope_layout": "interleaved",
     "ref_feat_shape": (16, 16),
 }
+_EVA02 = {**_REFERENCE_ROPE, **_BOTH, "class_token": True}
 _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     (
         {**_DINOV3, "global_pool": "avg"},
@@ -241,10 +247,31 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     ),
     ({**_REFERENCE_ROPE, "reg_tokens": 4}, {10: "vit_betwixt_patch16_rope_reg4_gap_256"}),
     (
-        {"norm_eps": 1e-6, "global_pool": "avg"},
+        {**_TABLE, "norm_eps": 1e-6, "global_pool": "avg"},
         {16: "eva_giant_patch14_224 eva_giant_patch14_336 eva_giant_patch14_560"},
     ),
-    ({"norm_eps": 1e-6, "global_pool": "token"}, {16: "eva_giant_patch14_clip_224"}),
+    ({**_TABLE, "norm_eps": 1e-6, "global_pool": "token"}, {16: "eva_giant_patch14_clip_224"}),
+    (
+        _EVA02,
+        {
+            3: "eva02_tiny_patch14_224 eva02_tiny_patch14_336",
+            6: "eva02_small_patch14_224 eva02_small_patch14_336",
+        },
+    ),
+    (
+        {**_EVA02, "scale_mlp": True},
+        {
+            12: "eva02_base_patch14_224 eva02_base_patch14_448",
+            16: "eva02_large_patch14_224 eva02_large_patch14_448",
+        },
+    ),
+    (
+        {**_EVA02, "scale_mlp": True, "scale_attn_inner": True, "global_pool": "token"},
+        {
+            12: "eva02_base_patch16_clip_224",
+            16: "eva02_large_patch14_clip_224 eva02_large_patch14_clip_336",
+        },
+    ),
 )
 
 

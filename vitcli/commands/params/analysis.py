@@ -86,24 +86,28 @@ def component_costs(
 
 def _front_end(c: EncoderConfig, patches: int) -> dict[str, Cost]:
     patch = c.channels * c.patch_size**2
+    norm = variants.NORMS[c.norm]
     return {
-        PATCH_EMBEDDING: linear_cost(patch, c.hidden, patches, c.patch_bias),
+        PATCH_EMBEDDING: linear_cost(patch, c.hidden, patches, c.patch_bias)
+        + norm.cost(c.hidden) * int(c.patch_norm),
         PREFIX_TOKENS: Cost(c.prefix_tokens * c.hidden),
         POSITIONS: variants.POSITIONS[c.position].cost(c),
-        LN_PRE: variants.NORMS[c.norm].cost(c.hidden) if c.ln_pre else Cost(),
+        LN_PRE: norm.cost(c.hidden) if c.ln_pre else Cost(),
     }
 
 
 def _block(c: EncoderConfig, grid: tuple[int, int], block: int) -> dict[str, Cost]:
     """Block `block`, from 1."""
     attention, tokens = c.attention, c.prefix_tokens + grid[0] * grid[1]
+    norm, mlp = variants.NORMS[c.norm], variants.MLPS[c.mlp]
     return {
-        NORMS: variants.NORMS[c.norm].cost(c.hidden) * 2,
+        NORMS: norm.cost(c.hidden) * (2 + attention.inner_norm),
         QKV: variants.QKV_BIASES[attention.qkv_bias].cost(c, tokens),
         QK_NORM: variants.QK_NORMS[attention.qk_norm].cost(c),
         ATTENTION_PRODUCTS: variants.ATTENTIONS[attention.over].cost(c, grid, block),
-        OUTPUT_PROJECTION: linear_cost(c.hidden, c.hidden, tokens),
-        FFN: variants.MLPS[c.mlp].cost(c.hidden, c.mlp_hidden, tokens),
+        OUTPUT_PROJECTION: linear_cost(c.hidden, c.hidden, tokens, attention.proj_bias),
+        FFN: mlp.cost(c.hidden, c.mlp_hidden, tokens, c.mlp_bias)
+        + norm.cost(c.mlp_hidden) * int(c.mlp_norm),
         LAYER_SCALE: Cost(0 if c.layer_scale is None else 2 * c.hidden),
     }
 

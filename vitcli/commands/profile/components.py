@@ -59,7 +59,11 @@ def component_modules(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
     None of them contains another one.
     """
     front = encoder.front_end
-    points = [(PATCH_EMBEDDING, front.projection), (LN_PRE, front.norm)]
+    points = [
+        (PATCH_EMBEDDING, front.projection),
+        (PATCH_EMBEDDING, front.patch_norm),
+        (LN_PRE, front.norm),
+    ]
     for block in encoder.vit.blocks:
         assert isinstance(block, Block)
         attention = block.attention
@@ -69,6 +73,7 @@ def component_modules(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
             (QK_NORM, attention.q_norm),
             (QK_NORM, attention.k_norm),
             (ATTENTION_PRODUCTS, attention.attend),
+            (NORMS, attention.norm),
             (OUTPUT_PROJECTION, attention.proj),
             (LAYER_SCALE, block.scale1),
             (NORMS, block.norm2),
