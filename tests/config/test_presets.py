@@ -116,6 +116,8 @@ COUNTS: dict[str, Counts] = {
     "qwen2.5-vl-7b": (631_975_680 - QWEN_SLOT, [({}, 676_550_144 - QWEN_SLOT)]),
     "qwen2.5-vl-32b": (636_401_664 - QWEN_SLOT, [({}, 688_841_984 - QWEN_SLOT)]),
     "qwen2.5-vl-72b": (636_401_664 - QWEN_SLOT, [({}, 704_573_696 - QWEN_SLOT)]),
+    "eva02-b14": (85_758_720, []),
+    "eva02-l14-448": (304_055_232, []),
     # transformers' Qwen3VLVisionModel has 576,388,336, of which DeepStack's mergers 120,377,856.
     "qwen3-vl-8b": (
         576_388_336 - 120_377_856 - 40_119_040 - QWEN3_SLOT,

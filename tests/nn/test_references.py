@@ -298,3 +298,99 @@ def test_channels_have_no_weights_between_tokens(images: Tensor) -> None:
     ):
         pass
     assert isinstance(encoder.vit.blocks[0], nn.Module)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_inner_norms_are_those_of_timms_eva_block(gated: bool, images: Tensor) -> None:
+    """NormFormer's norms: on what the heads give, and on the MLP's hidden channels."""
+    from timm.models.eva import EvaBlock
+
+    theirs = EvaBlock(
+        16,
+        2,
+        qkv_fused=False,
+        mlp_ratio=3.0,
+        swiglu_mlp=gated,
+        scale_mlp=True,
+        scale_attn_inner=True,
+        norm_layer=lambda width, **where: nn.LayerNorm(width, eps=1e-6, **where),
+    ).double()
+    randomize(theirs)
+    config = tiny_config(
+        hidden=16,
+        heads=2,
+        mlp_hidden=48,
+        mlp="gated" if gated else "plain",
+        activation="silu" if gated else "gelu",
+        mlp_norm=True,
+        attention={"qkv_bias": "qv", "inner_norm": True},
+    )
+    block = build_block(config).double()
+    state = theirs.state_dict()
+    parts = [state[f"attn.{part}_proj.weight"] for part in "qkv"]
+    first = ["mlp.fc1_g", "mlp.fc1_x"] if gated else ["mlp.fc1"]
+    ours = {
+        "attention.qkv.weight": torch.cat(parts),
+        "attention.qkv.q_bias": state["attn.q_proj.bias"],
+        "attention.qkv.v_bias": state["attn.v_proj.bias"],
+    }
+    for kind in ("weight", "bias"):
+        ours[f"feed_forward.fc1.{kind}"] = torch.cat([state[f"{name}.{kind}"] for name in first])
+    for name in block.state_dict():
+        place = name.replace("attention.", "attn.").replace("feed_forward.", "mlp.")
+        ours.setdefault(name, state.get(place))
+    block.load_state_dict(ours)
+    x = images[:, :, :5].flatten(2)[..., :48].reshape(2, 9, 16)
+    assert near(block(x), theirs(x))
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_frequencies_between_are_pixtrals(grid: tuple[int, int]) -> None:
+    from transformers import PixtralVisionConfig
+    from transformers.models.pixtral.modeling_pixtral import (
+        PixtralVisionRotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
+
+    theirs = PixtralVisionRotaryEmbedding(
+        PixtralVisionConfig(hidden_size=48, num_attention_heads=3)
+    )
+    places = torch.cartesian_prod(*(torch.arange(n) for n in grid))
+    x = torch.randn(2, 3, len(places), 16, dtype=torch.float64)
+    turned, _ = apply_rotary_pos_emb(x, x, *theirs(x, places), unsqueeze_dim=0)
+    ours = RopePosition(16, 10000.0, "index", "half", (1, 1), alternate=True)
+    assert near(ours.rotation(grid, 0, x)(x), turned, 1e-6)
+
+
+def test_a_norm_on_patches_comes_before_the_positions(images: Tensor) -> None:
+    """AIMv2's embedding; the maps without biases are in its twin of the checkpoints' tests."""
+    from transformers.models.aimv2.configuration_aimv2 import Aimv2VisionConfig
+    from transformers.models.aimv2.modeling_aimv2 import Aimv2VisionEmbeddings
+
+    theirs = Aimv2VisionEmbeddings(
+        Aimv2VisionConfig(hidden_size=16, image_size=24, patch_size=8)
+    ).double()
+    randomize(theirs)
+    encoder = build_encoder(
+        tiny_config(
+            image_size=24,
+            patch_size=8,
+            hidden=16,
+            heads=2,
+            cls_token=False,
+            pooling="none",
+            norm="rmsnorm",
+            norm_eps=1e-5,
+            patch_norm=True,
+        )
+    ).double()
+    encoder.front_end.load_state_dict(
+        {
+            "projection.weight": theirs.patch_embed.weight,
+            "projection.bias": theirs.patch_embed.bias,
+            "patch_norm.weight": theirs.rms_norm.weight,
+            "position.table": theirs.position_embedding.weight,
+        }
+    )
+    pixels = images[..., :24]
+    assert near(encoder.front_end(pixels), theirs(pixels), 1e-6)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.checkpoints.parity import timm_models
-from tests.checkpoints.parity.compare import EXACT, Outputs
+from tests.checkpoints.parity.compare import EXACT, FLOAT32_PARTS, Outputs
 
 VISION: dict[str, Any] = {
     "layers": 2,
@@ -138,6 +138,16 @@ CASES = {
         "open-clip-timm-vit",
         {"timm_model_name": "vit_medium_patch16_gap_256", "timm_proj_bias": True},
         trunk={},
+    ),
+    "timm EVA-02": Case(
+        "open-clip-timm-eva02",
+        {
+            "timm_model_name": "eva02_base_patch16_clip_224",
+            "timm_pool": "token",
+            "timm_proj": None,
+        },
+        trunk={},
+        tolerance=FLOAT32_PARTS,
     ),
     "timm EVA, own head": Case(
         "open-clip-timm-eva",

@@ -150,6 +150,24 @@ def test_published_eva_02(name: str, tmp_path: Path) -> None:
     assert costs.total == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("eva02-b14", "eva02_base_patch14_224"), ("eva02-l14-448", "eva02_large_patch14_448")],
+)
+def test_presets_of_eva_02_are_timms(name: str, architecture: str, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(architecture, num_classes=0)
+    cfg = timm.get_pretrained_cfg(architecture).to_dict()
+    config = {"architecture": architecture, "num_classes": 0, "pretrained_cfg": cfg}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = plan_weights(str(sparse(tmp_path, model)))
+    preset = load_config(ModelConfig, name)
+    assert plan.config.encoder == preset.encoder.model_copy(
+        update={"position_table": plan.config.encoder.position_table}
+    )
+    assert plan.config.preprocess == preset.preprocess
+
+
 def test_a_bare_eva_02_is_asked_for_its_rotations(tmp_path: Path) -> None:
     model = CASES["eva02_base_patch14_224 dynamic_img_size"].make()
     torch.save(model.state_dict(), tmp_path / "model.pt")

@@ -463,7 +463,7 @@ EVA = Family(
     any_prefix_rows=True,
     variants=EVA_VARIANTS,
 )
-# The larger ones of EVA-02: q, k and v apart, and norms within the MLP and, for CLIP, the attention.
+# The larger ones of EVA-02: q, k and v apart, norms within the MLP and, for CLIP, the attention.
 APART = tuple(f"{BLOCK}attn.{part}_proj" for part in "qkv")
 EVA02 = replace(
     EVA,
