@@ -35,7 +35,7 @@ from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.errors import VitcliError
-from vitcli.images.decode import DecodedImage, decode, from_pillow
+from vitcli.images.decode import DecodedImage, decode, from_pillow, is_quick
 from vitcli.images.preprocess import preprocess
 from vitcli.nn.adapters import add_adapter_state
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions, explicit_attention, tapped
@@ -62,12 +62,19 @@ def picture_list(images: Pictures) -> list[Picture]:
 def read_picture(picture: Picture, background: Color = (255, 255, 255)) -> DecodedImage:
     """Upright RGB pixels of one image; transparency is composited on `background`.
 
+    A file whose header promises no quick decoding is decoded in a process of its own, within
+    `images.TIMEOUT_S` seconds and `images.MEMORY_BYTES`.
+
     Raises:
         VitcliError: another kind of object, or an array of another shape or type.
         ImageError: a file that cannot be read.
     """
     if isinstance(picture, str | os.PathLike):
-        return decode(picture, background=background)
+        if is_quick(picture):
+            return decode(picture, background=background)
+        from vitcli.images.pool import decode_within  # few files need it
+
+        return decode_within(picture, background=background)
     if isinstance(picture, Image.Image):
         return from_pillow(picture, background=background)
     if isinstance(picture, np.ndarray):

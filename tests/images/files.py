@@ -46,3 +46,12 @@ def tiff(
     tags[273] = offset
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, tags[tag]) for tag in sorted(tags))
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + pixels
+
+
+def many_scans(count: int, size: tuple[int, int] = (64, 64)) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.new("RGB", size, (200, 20, 20)).save(file, "JPEG", progressive=True)
+    whole = file.getvalue()
+    last = whole.rindex(b"\xff\xda")
+    return whole[:last] + whole[last:-2] * count + b"\xff\xd9"

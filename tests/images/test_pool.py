@@ -16,6 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from tests.images.files import many_scans
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images import decode as decode_module
 from vitcli.images import folders
@@ -157,15 +158,6 @@ def scripted_shard(asked: ShardRequest, work: DecodeWork) -> Decoded:
     return scripted(Entry(asked.name.removesuffix(".tar"), ""), work)
 
 
-def many_scans(count: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated."""
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), (200, 20, 20)).save(file, "JPEG", progressive=True)
-    whole = file.getvalue()
-    last = whole.rindex(b"\xff\xda")
-    return whole[:last] + whole[last:-2] * count + b"\xff\xd9"
-
-
 def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(many_scans(5000))
@@ -173,6 +165,17 @@ def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded(tmp_path: 
         decode(path)
     assert caught.value.code == "corrupt"
     assert decode(many_scans(20)).image.size == (64, 64)
+
+
+def test_only_files_that_may_be_slow_leave_this_process(tmp_path: Path) -> None:
+    plain = Image.new("RGB", (40, 30))
+    for name in ("a.jpg", "a.png", "a.gif", "a.bmp", "a.webp", "a.tif", "a.jp2", "a.tga"):
+        plain.save(tmp_path / name)
+    (tmp_path / "scans.jpg").write_bytes(many_scans(400))  # of 64x64 pixels: quick all the same
+    (tmp_path / "a.svg").write_text("<svg/>")
+    slow = {path.name for path in tmp_path.iterdir() if not decode_module.is_quick(path)}
+    assert slow == {"a.tif", "a.jp2", "a.tga"}
+    assert decode_module.is_quick(tmp_path / "gone.png")
 
 
 def test_decoding_within_limits_is_decoding(tmp_path: Path) -> None:

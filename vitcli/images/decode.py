@@ -40,6 +40,11 @@ FAILURE_CODES: tuple[FailureCode, ...] = get_args(FailureCode)
 _MOST_SCANS = 500
 """A progressive JPEG has about ten scans, and each costs a pass over all coefficients."""
 
+_PLAIN = ("JPEG", "PNG", "GIF", "WebP")
+"""Their decoders take a time that the number of pixels bounds."""
+_QUICK_PIXELS = 2**28
+"""Pixels times scans: ten scans of 24 megapixels, a few seconds."""
+
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 
 _UPRIGHT = {
@@ -123,6 +128,29 @@ def decode(
             f"both sides must be at least {max(1, min_side)} px",
         )
     return decoded
+
+
+def is_quick(path: str | os.PathLike[str]) -> bool:
+    """Whether the header promises pixels within seconds, in memory a few times their size.
+
+    Or that there is nothing to decode: no such file, or a header that is refused. Other formats
+    than the plain ones, many pixels and JPEGs of many scans make no such promise.
+    """
+    try:
+        with _open(path, "") as file:
+            head = file.read(48)
+            signature = recognize(head)
+            if not head or (signature and signature.refusal):
+                return True
+            if not signature or signature.name not in _PLAIN:
+                return head.startswith(b"BM")
+            with _pillow_limits(MAX_PIXELS), _identify(file) as image:
+                passes = 1
+                if image.format in ("JPEG", "MPO") and _has_scans(file, image):
+                    passes = _scans(file)
+                return passes * image.width * image.height <= _QUICK_PIXELS
+    except Exception:  # `decode` meets the same at once, and has the words
+        return True
 
 
 def _open(source: str | os.PathLike[str] | bytes, label: str) -> IO[bytes]:

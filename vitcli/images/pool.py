@@ -5,6 +5,7 @@ Needs Pillow, numpy and pydantic only, so that a process starts quickly.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import mmap
@@ -19,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -134,20 +136,34 @@ def decode_within(
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
 ) -> DecodedImage:
-    """`decode` of one file in a process of its own, with a limit of time and memory.
+    """`decode` of one file in another process, with a limit of time and memory.
+
+    The process stays for the next file.
 
     Raises:
         ImageError: as `decode`; `timed_out`, `crashed` or `out_of_memory`.
     """
     path = os.fspath(source)
-    work = DecodeWork(background=background, memory_bytes=memory_bytes)
-    with DecodePool(work, 1, timeout_s, 1) as pool:
+    pool = _process(DecodeWork(background=background, memory_bytes=memory_bytes), timeout_s)
+    try:
         (found,) = pool.decode([Entry(path, path)])
+    except BaseException:  # Ctrl-C above all: Python waits for the pool's thread before it ends
+        _process.cache_clear()
+        pool.close()
+        raise
     if found.pixels is None:
         raise ImageError(cast(Any, found.code), f"{printable(path)}: {found.error}")
     image = Image.fromarray(found.pixels)
     mode, kind, orientation, alpha = found.facts
     return DecodedImage(image, mode, image.width, image.height, kind, orientation, alpha)
+
+
+@cache
+def _process(work: DecodeWork, timeout_s: float) -> DecodePool:
+    """A pool of one process, until this one ends."""
+    pool = DecodePool(work, 1, timeout_s, 1)
+    atexit.register(pool.close)
+    return pool
 
 
 def _limit(memory_bytes: int) -> None:
@@ -218,6 +234,10 @@ class DecodePool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; what is being decoded is lost."""
         with self._lock:
             self._closed = True
             for worker in self._running:

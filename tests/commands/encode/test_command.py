@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from tests.images.files import many_scans
 from vitcli.build import build_encoder
 from vitcli.checkpoints.save import save_snapshot
 from vitcli.cli import Program, app
@@ -24,6 +26,7 @@ from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig
 from vitcli.engines.engine import default_engine
 from vitcli.images.decode import decode
+from vitcli.images.pool import decode_within
 from vitcli.images.preprocess import preprocess
 
 SMALL = [
@@ -486,3 +489,22 @@ def test_engines_that_cannot_be(photo: Path, tmp_path: Path) -> None:
     assert "--engine turbo: unknown" in run(photo, "--engine", "turbo", code=2).output
     drawn = ("--map", tmp_path / "map.png", "--engine", "onnx")
     assert "does not support --map" in run(photo, *drawn, code=2).output
+
+
+def test_encode_gives_up_a_file_that_takes_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JPEG of 240 KB, 400 passes over 36 million coefficients."""
+    (tmp_path / "slow.jpg").write_bytes(many_scans(400, (6000, 6000)))
+    Image.new("RGB", (64, 48)).save(tmp_path / "good.png")
+    limited = functools.partial(decode_within, timeout_s=1.0)
+    monkeypatch.setattr("vitcli.images.pool.decode_within", limited)
+    names = [str(tmp_path / name) for name in ("slow.jpg", "good.png")]
+    done = CliRunner().invoke(app, ["encode", *SMALL, *names, "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert [image["path"] for image in found["images"]] == names[1:]
+    assert [(failed["path"], failed["code"]) for failed in found["failed"]] == [
+        (names[0], "timed_out")
+    ]
+    assert "not decoded in 1 s" in found["failed"][0]["error"]
