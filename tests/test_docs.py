@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 import transformers
 from PIL import Image
 from typer.testing import CliRunner
@@ -23,12 +25,14 @@ from vitcli.config import load
 from vitcli.config.yaml import Document, parse_yaml
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+PAGES = [
+    "README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+]
 TOY = "{encoder: {hidden: 48, heads: 2, mlp_hidden: 64}}"
 """Over every preset: its depth, patches and kinds stay, so that layers and settings exist."""
 QUICK = {
-    "train-shapes": "--epochs 1 --set data.train_size=64 --set data.val_size=64 "
-    "--set encoder.depth=1 --set encoder.hidden=24 --set encoder.heads=2 --batch 32",
+    "train-shapes": "--epochs 1 --set data.train_size=64 --set data.val_size=64 --batch 32",
     "profile": "--runs 2",
     "probe": "--k 2",
 }
@@ -74,14 +78,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.Dinov2Model(config).save_pretrained(twin)
     sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
     transformers.BitImageProcessorPil(**sizes).save_pretrained(twin)
+    plain = torchvision.models.VisionTransformer(224, 16, 12, 2, 48, 64)
+    torch.save(plain.state_dict(), folder / "vit_b_16.pth")
+    (folder / "mine.yaml").write_text("preset: vit-s16\n")
     (folder / "experiments").mkdir()
     (folder / "experiments" / "norm-warmup-init.yaml").write_text(SWEEP)
     return folder
 
 
 @pytest.fixture
-def toy(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Presets made small, in the folder."""
+def toy(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Presets made small, in a copy of the folder for each page."""
+    place = shutil.copytree(place, tmp_path / "page")
     whole = load.preset_layers
 
     def small(name: str, source: str = "") -> list[Document]:
@@ -99,7 +107,10 @@ def test_what_a_page_shows_runs(page: str, toy: Path) -> None:
     for language, body in blocks(page):
         if language == "python":
             exec(compile(body, page, "exec"), {})
-        elif language == "yaml" and "command:" in body:
+        elif language == "yaml" and "encoder:" in body:
+            (toy / "page.yaml").write_text(body)
+            assert run("vitcli params --config page.yaml") == 0
+        elif language == "yaml":
             (toy / "page.yaml").write_text(body)
             assert run("vitcli sweep page.yaml --dry-run --out page") == 0
         for line in commands(body) if language == "bash" else []:
