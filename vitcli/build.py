@@ -96,7 +96,7 @@ def _map_pooling(c: EncoderConfig) -> nn.Module:
     feed_forward = FEED_FORWARDS["plain"](
         c.hidden, c.pool_mlp_hidden or c.mlp_hidden, ACTIVATIONS[c.activation]()
     )
-    return MapPooling(c.hidden, c.pool_heads or c.heads, _norm(c), feed_forward)
+    return MapPooling(c.hidden, c.pool_heads or c.heads, _norm(c), feed_forward, c.pool_prefix)
 
 
 def _set(value: int | None) -> int:

@@ -124,6 +124,21 @@ COUNTS: dict[str, Counts] = {
         [({}, 576_388_336 - 120_377_856 - QWEN3_SLOT)],
     ),
 }
+# timm's vit_pe_*: without pooling and head, and with them.
+COUNTS |= {
+    "pe-core-t16": (5_597_568, [({}, 6_141_056)]),
+    "pe-core-s16": (21_811_968, [({}, 23_783_168)]),
+    "pe-core-b16": (85_799_424, [({}, 93_673_984)]),
+    "pe-core-l14": (303_507_456, [({}, 317_152_256)]),
+    "pe-core-g14": (1_851_736_576, [({}, 1_882_033_920)]),
+    "pe-lang-l14": (291_415_040, []),
+    "pe-lang-g14": (1_740_922_624, []),
+    "pe-spatial-t16": (5_683_200, []),
+    "pe-spatial-s16": (21_983_232, []),
+    "pe-spatial-b16": (86_433_792, []),
+    "pe-spatial-l14": (303_964_160, []),
+    "pe-spatial-g14": (1_851_887_104, []),
+}
 # torchvision's weights: the counts in the metadata of its weights, classifier included.
 COUNTS |= {
     f"vit-{name}": (count - 1000 * (hidden + 1), [(LINEAR, count)])
@@ -175,7 +190,10 @@ def preset(name: str, **encoder: Any) -> ModelConfig:
 
 
 def bare(name: str) -> EncoderConfig:
-    pooling = {"pooling": "none"} if name.startswith("siglip") else {}
+    pooling: dict[str, Any] = {"pooling": "none"} if name.startswith("siglip") else {}
+    if name.startswith("pe-core"):
+        pooling = {"pooling": "none", "pool_heads": None, "pool_prefix": False}
+        pooling |= {"pool_mlp_hidden": None}
     return preset(name, **BARE, **pooling).encoder
 
 
@@ -247,6 +265,9 @@ def test_head_widths_are_the_published_ones() -> None:
         "siglip2-g-opt": 96,
         "internvit-6b": 128,
         "qwen3-vl": 72,
+        "pe-core-g14": 96,
+        "pe-lang-g14": 96,
+        "pe-spatial-g14": 96,
         "qwen": 80,
     }
     for name in PRESETS:

@@ -112,7 +112,7 @@ def detect(
     if not claimed:
         raise _refusal(source, configs, families, fits, list(stripped.values()), prefix)
     claimed = _told_apart(_outermost(claimed), configs, known, source)
-    family, outer, inner = _one(claimed, source)
+    family, outer, inner = _one(claimed, configs, source)
     spelled = _spell_all(stripped, outer, inner, family)
     whole = outer + inner
     inside = frozenset(s for s, name in spelled.items() if stripped[name].startswith(whole))
@@ -210,9 +210,10 @@ def _answers(family: Family, configs: Configs) -> bool:
     config = configs.get("config.json")
     if config is None or family.config_file != "config.json":
         return True  # a family with a file of its own is judged by that
-    if "architecture" in config or "pretrained_cfg" in config:
+    section, kind, _ = tower_config(config)
+    if "architecture" in section or "pretrained_cfg" in section:
         return family.flatten is not None
-    return tower_config(config)[1] in family.model_types
+    return kind in family.model_types
 
 
 def _outermost(fits: list[Fit]) -> list[Fit]:
@@ -230,10 +231,10 @@ def _told_apart(
 ) -> list[Fit]:
     """The fits without those whose `told_by` another one meets."""
     twins = [(fit, fit[0].told_by) for fit in fits if fit[0].told_by]
-    if len(twins) < 2 or "config.json" in configs:
+    if len(twins) < 2 or any(family.config_file in configs for (family, _, _), _ in twins):
         return fits
-    told = [fit for fit, (key, value) in twins if known.get(key) == value]
-    if not told:
+    strangers = [fit for fit, (key, value) in twins if known.get(key) != value]
+    if len(strangers) == len(twins):
         names = " and ".join(family.name for (family, _, _), _ in twins)
         choices = " or ".join(
             f"--set encoder.{key}={value} ({family.name})" for (family, _, _), (key, value) in twins
@@ -242,10 +243,22 @@ def _told_apart(
             f"{source}: {names} have the same tensor names, and nothing says which this is",
             f"config.json beside the weights, {NAME_A_PRESET}, {choices}",
         )
-    return told
+    return [fit for fit in fits if fit not in strangers]
 
 
-def _one(fits: list[Fit], source: str) -> Fit:
+def _reads(family: Family, configs: Configs) -> bool:
+    """Whether the architecture that a config names is among the family's."""
+    config = configs.get(family.config_file)
+    if family.flatten is None or config is None:
+        return True
+    try:
+        family.flatten(config)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False
+    return True
+
+
+def _one(fits: list[Fit], configs: Configs, source: str) -> Fit:
     """The fit that is read: of one prefix the most particular family, of several what is asked."""
     prefixes = list(dict.fromkeys(outer + inner for _, outer, inner in fits))
     if len(prefixes) > 1:
@@ -257,7 +270,8 @@ def _one(fits: list[Fit], source: str) -> Fit:
                 f"--prefix {prefixes[0] or repr('')}",
             )
         prefixes = best
-    return next(fit for fit in fits if fit[1] + fit[2] == prefixes[0])
+    there = [fit for fit in fits if fit[1] + fit[2] == prefixes[0]]
+    return next((fit for fit in there if _reads(fit[0], configs)), there[0])
 
 
 def _names(fits: list[Fit], prefix: str) -> str:

@@ -43,6 +43,8 @@ SIZES = ("hidden", "depth", "patch_size", "mlp_hidden")
 """Where a library's own default must agree with the tensors, or it is of another model."""
 BIASED = {"patch_bias": True, "attention.proj_bias": True, "mlp_bias": True}
 """What an encoder has where its family does not say that it has none."""
+ROTATIONS = ("rope.theta", "rope.coordinates", "rope.layout", "rope.offset", "rope.first_axis")
+"""What says how queries and keys are rotated; families that rotate by another rule decide it."""
 FREE = ("pooling", "pool_norm", "head", "head_out", "final_norm", "position")
 """What the user may choose against the tensors; those no longer needed are then left out."""
 
@@ -174,6 +176,9 @@ def settle(
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 
+    turns = str(user.get("position")).endswith("rope2d")
+    if turns and not any(key.startswith("rope.") for key in needs):
+        needs += ROTATIONS  # a word of the user's is no reason to rotate by the schema's defaults
     needed = dict.fromkeys(needs)
     if unknown := [key for key in needed if key not in claims.settled or key in unproven]:
         raise VitcliError(

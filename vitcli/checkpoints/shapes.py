@@ -38,6 +38,9 @@ def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
     told |= _blocks(shapes)
     if any(name.startswith("pooling.") for name in shapes):
         told["pooling"] = "map"
+    pool_mlp = shapes.get("pooling.feed_forward.fc1.weight", (None,))[0]
+    if pool_mlp != told.get("mlp_hidden"):
+        told["pool_mlp_hidden"] = pool_mlp
     if not any(name.startswith("head.") for name in shapes):
         told |= {"head": "none", "head_out": None}
     for name in ("head.linear.weight", "head.cls.weight", "head.fc2.weight"):

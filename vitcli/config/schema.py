@@ -161,6 +161,8 @@ class EncoderConfig(Section):
     """Heads of `pooling: map`; null means those of the blocks."""
     pool_mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Width of the MLP of `pooling: map`; null means that of the blocks."""
+    pool_prefix: bool = False
+    """`pooling: map` reads the prefix tokens too (Perception Encoder)."""
     pool_norm: bool = False
     """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
     head: Annotated[str, one_of(variants.HEADS)] = "none"

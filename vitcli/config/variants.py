@@ -367,15 +367,15 @@ class PoolingSpec(Spec):
                 "pool_norm, pooling",
                 f"there is no pooled vector to normalize when pooling is {c.pooling}",
             )
-        for key in ("pool_heads", "pool_mlp_hidden"):
-            if getattr(c, key) is not None and key not in self.takes:
+        for key in MapPoolingSpec.takes:
+            if getattr(c, key) not in (None, False) and key not in self.takes:
                 yield f"{key}, pooling", "belongs to pooling: map"
 
 
 class MapPoolingSpec(PoolingSpec):
-    """A probe, its query, keys and values of the patches, two products, projection, norm, MLP."""
+    """A probe, its query, keys and values of the tokens, two products, projection, norm, MLP."""
 
-    takes = ("pool_heads", "pool_mlp_hidden")
+    takes = ("pool_heads", "pool_mlp_hidden", "pool_prefix")
     trained = True
 
     def contradictions(self, c: Config) -> Iterator[Wrong]:
@@ -385,11 +385,12 @@ class MapPoolingSpec(PoolingSpec):
 
     def cost(self, c: Config, patches: int) -> Cost:
         width = c.hidden
+        read = patches + (c.prefix_tokens if c.pool_prefix else 0)
         return (
             Cost(width)
             + linear_cost(width, width)
-            + linear_cost(width, 2 * width, patches)
-            + Cost(macs=2 * patches * width)
+            + linear_cost(width, 2 * width, read)
+            + Cost(macs=2 * read * width)
             + linear_cost(width, width)
             + NORMS[c.norm].cost(width)
             + MLPS["plain"].cost(width, c.pool_mlp_hidden or c.mlp_hidden, 1)

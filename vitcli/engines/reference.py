@@ -27,6 +27,8 @@ from vitcli.errors import VitcliError, install_extra
 LIBRARIES = {"transformers": "transformers", "timm": "timm", "open_clip": "open_clip"}
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
 """What libraries call the image half of a larger model."""
+FIRST_VIEW = ("LlavaNext", "LlavaOnevision", "PerceptionLM")
+"""Processors whose view of the whole picture comes before its tiles."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,18 @@ def _transformers(source: str, device: torch.device, dtype: torch.dtype) -> Back
         model = model.to(device).eval()
         processor = _transformers_processor(place, more)
     tower = _tower(model)
+    if hasattr(tower, "timm_model"):  # Perception LM's, which is timm's model
+        inner = tower.timm_model
+        return Backbone(
+            "transformers",
+            tower.config.architecture,
+            inner,
+            _timm_blocks(inner),
+            device,
+            dtype,
+            processor,
+            lambda pixels: timm_outputs(inner, pixels),
+        )
     config = tower.config
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
@@ -374,7 +388,7 @@ def _transformers_processor(
             pixels = cells.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
         else:
             tiles = pixels.reshape(-1, *pixels.shape[-3:])
-            first = type(processor).__name__.startswith(("LlavaNext", "LlavaOnevision"))
+            first = type(processor).__name__.startswith(FIRST_VIEW)
             pixels = tiles[0 if first else -1]  # the view of the whole picture
         return torch.from_numpy(np.ascontiguousarray(pixels))
 

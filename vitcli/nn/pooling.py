@@ -34,15 +34,23 @@ class ClsMeanPooling(nn.Module):
 
 
 class MapPooling(Part):
-    """Multi-head attention pooling: a learned probe attends over the patches.
+    """Multi-head attention pooling: a learned probe attends over the patches, or all tokens.
 
     Zhai et al. 2022, "Scaling Vision Transformers", section 3.2, as SigLIP ships it: no residual
     from the probe and no norm before the attention; y = a + MLP(norm(a)).
     """
 
-    def __init__(self, hidden: int, heads: int, norm: nn.Module, feed_forward: nn.Module) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        norm: nn.Module,
+        feed_forward: nn.Module,
+        reads_prefix: bool = False,
+    ) -> None:
         super().__init__()
         self.heads = heads
+        self.reads_prefix = reads_prefix
         self.probe = nn.Parameter(torch.empty(1, hidden))
         self.q = nn.Linear(hidden, hidden)
         self.kv = nn.Linear(hidden, 2 * hidden)
@@ -56,11 +64,12 @@ class MapPooling(Part):
 
     def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
-        probe = self.q(self.probe).expand(patches.shape[0], 1, -1)  # (B, 1, D)
+        tokens = torch.cat([prefix, patches], dim=1) if self.reads_prefix else patches
+        probe = self.q(self.probe).expand(tokens.shape[0], 1, -1)  # (B, 1, D)
         q, k, v = (
             t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for t in (probe, *self.kv(patches).chunk(2, dim=-1))
-        )  # (B, H, 1 or N, d)
+            for t in (probe, *self.kv(tokens).chunk(2, dim=-1))
+        )  # (B, H, 1 or T, d)
         a = self.proj(self.attend(q, k, v, None).transpose(1, 2).flatten(-2))  # (B, 1, D)
         y: Tensor = a + self.feed_forward(self.norm(a))
         return y[:, 0]

@@ -155,5 +155,12 @@ CASES = {
         {"custom_text": True},
         trunk={},
     ),
+    "timm Perception Encoder": Case(
+        "open-clip-timm-pe",
+        {"timm_model_name": "vit_pe_core_base_patch16_224", "timm_pool": "map", "timm_proj": None},
+        {"custom_text": True},
+        trunk={},
+        tolerance=FLOAT32_PARTS,
+    ),
 }
 SIZES = ((32, 32), (40, 40), (48, 24))

@@ -106,11 +106,17 @@ def test_a_perception_encoder_without_config_is_asked_for_its_positions(tmp_path
     )
     saved(randomized(model), tmp_path, None)
     error = refusal(tmp_path)
-    assert "position" in error.message and "--set encoder.position=VALUE" in error.hint
-    config = {"architecture": "vit_pe_core_base_patch16_224"}
-    error = refusal(saved(model, tmp_path, config))
-    assert "timm architecture 'vit_pe_core_base_patch16_224' is not supported" in error.message
-    assert "without" not in error.hint and "--preset" not in error.hint
+    assert "timm-pe and timm-vit have the same tensor names" in error.message
+    rotated = "encoder.position=learned+rope2d"
+    assert f"--set {rotated} (timm-pe)" in error.hint
+    missing = refusal(tmp_path, rotated)
+    told = ("heads=2", "norm_eps=1e-5", "pooling=map", "pool_heads=2", "rope.theta=10000.0")
+    told += ("rope.coordinates=reference", "rope.layout=interleaved", "rope.first_axis=columns")
+    told += ("rope.offset=1.0", "rope.reference_grid=[14,14]")
+    for setting in told:
+        key = setting.partition("=")[0]
+        assert (f"--set encoder.{key}=VALUE" in missing.hint) == (key != "pooling")
+    assert relative(model, tmp_path, rotated, *(f"encoder.{s}" for s in told)) < 1e-6
 
 
 def test_a_bare_tower_of_siglips_names_is_asked_how_its_table_is_resized(tmp_path: Path) -> None:

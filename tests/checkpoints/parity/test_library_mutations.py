@@ -148,6 +148,7 @@ REGISTERS = "vit_so150m_patch16_reg4_gap_256 dynamic_img_size"
 FOLDED = "vit_base_patch14_reg4_dinov2 dynamic_img_size num_classes"
 ROPE = "vit_base_patch16_dinov3_qkvb"
 REFERENCE = "vit_base_patch16_rope_reg1_gap_256 dynamic_img_size"
+PE = "vit_pe_core_base_patch16_224 dynamic_img_size num_heads embed_dim ref_feat_shape"
 CLIP = "vit_base_patch16_clip_quickgelu_224 dynamic_img_size"
 
 SPOILT: dict[str, tuple[Callable[[Path], Written], float, Callable[[VisionEncoder], None]]] = {
@@ -195,6 +196,8 @@ SET: dict[str, tuple[Callable[[Path], Written], float, dict[str, Any]]] = {
         EXACT,
         {"position_table.resize": "bicubic"},
     ),
+    "MAP without CLS": (timm_files(PE), FLOAT32_PARTS, {"pool_prefix": False}),
+    "MAP of the blocks' heads": (timm_files(PE), FLOAT32_PARTS, {"pool_heads": None}),
     "no offset": (dinov2_file_resized, FLOAT32_PARTS, {"position_table.resize": "bicubic"}),
     "bicubic zoom": (google_file, EXACT, {"position_table.resize": "bicubic_align_corners"}),
 }

@@ -20,11 +20,16 @@ from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, 
 from tests.checkpoints.parity.timm_models import CASES, outputs
 from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.families.timm import from_timm
-from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.families.timm_architectures import (
+    EVAS,
+    PERCEPTION_ENCODERS,
+    VISION_TRANSFORMERS,
+)
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.commands.params.analysis import model_costs
 from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import ModelConfig
+from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 
 
@@ -268,6 +273,33 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not {"attn_type", "qk_norm", "rope_grid_indexing", "use_post_norm"} & set(theirs)
 
 
+def test_the_table_of_perception_encoders_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = _arguments(eva, eva.Eva, monkeypatch)
+    assert set(PERCEPTION_ENCODERS) == {name for name in built if name.startswith("vit_pe_")}
+    for name, mine in PERCEPTION_ENCODERS.items():
+        theirs = built[name]
+        pool = theirs.get("global_pool", _default(eva.Eva, "global_pool"))
+        expected = {
+            "num_heads": theirs["num_heads"],
+            "norm_eps": _eps(theirs["norm_layer"]),
+            "global_pool": pool,
+            "reg_tokens": 0,
+            "class_token": theirs.get("class_token", True),
+            "rope_type": "cat",
+            "rope_temperature": _default(eva.Eva, "rope_temperature"),
+            "rope_layout": "interleaved",
+            "ref_feat_shape": theirs["ref_feat_shape"],
+            "rope_grid_offset": theirs.get("rope_grid_offset", 0.0),
+            "rope_grid_indexing": theirs["rope_grid_indexing"],
+        }
+        if pool == "map":
+            expected["attn_pool_num_heads"] = theirs["attn_pool_num_heads"]
+        assert mine == expected, name
+        assert theirs["attn_type"] == "rope" and theirs["use_rot_pos_emb"], name
+        others = {"scale_mlp", "qk_norm", "rope_type", "swiglu_mlp", "rope_rotate_half"}
+        assert not others & set(theirs), name
+
+
 TIMM_PRESETS = {
     "vit-ti16": "vit_tiny_patch16_224",
     "vit-s16": "vit_small_patch16_224",
@@ -294,6 +326,43 @@ TIMM_PRESETS = {
     "dinov2-l14-reg": "vit_large_patch14_reg4_dinov2",
     "dinov2-g14-reg": "vit_giant_patch14_reg4_dinov2",
 }
+
+
+PERCEPTION_PRESETS = {
+    "pe-core-t16": "vit_pe_core_tiny_patch16_384",
+    "pe-core-s16": "vit_pe_core_small_patch16_384",
+    "pe-core-b16": "vit_pe_core_base_patch16_224",
+    "pe-core-l14": "vit_pe_core_large_patch14_336",
+    "pe-core-g14": "vit_pe_core_gigantic_patch14_448",
+    "pe-lang-l14": "vit_pe_lang_large_patch14_448",
+    "pe-lang-g14": "vit_pe_lang_gigantic_patch14_448",
+    "pe-spatial-t16": "vit_pe_spatial_tiny_patch16_512",
+    "pe-spatial-s16": "vit_pe_spatial_small_patch16_512",
+    "pe-spatial-b16": "vit_pe_spatial_base_patch16_512",
+    "pe-spatial-l14": "vit_pe_spatial_large_patch14_448",
+    "pe-spatial-g14": "vit_pe_spatial_gigantic_patch14_448",
+}
+
+
+@pytest.mark.parametrize("name", PERCEPTION_PRESETS)
+def test_presets_are_timms_perception_encoders(name: str, tmp_path: Path) -> None:
+    """The directory that timm would write, its values a hole, reads as the preset."""
+    architecture = PERCEPTION_PRESETS[name]
+    theirs = timm.get_pretrained_cfg(architecture)
+    with torch.device("meta"):
+        model = timm.create_model(architecture, num_classes=theirs.num_classes)
+    config = {"architecture": architecture, "pretrained_cfg": theirs.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=list))
+    plan = plan_weights(str(sparse(tmp_path, model)))
+    preset = load_config(ModelConfig, name)
+    read, wanted = (dotted(c.encoder.model_dump()) for c in (plan.config, preset))
+    apart = {key for key in wanted if read.get(key) != wanted[key]}
+    assert apart <= {"layer_scale", "position_table.prefix_rows", "final_norm"}, apart
+    # What LayerScale began at leaves no trace; null stands for the rows of CLS and for the norm.
+    assert plan.config.encoder.has_final_norm == preset.encoder.has_final_norm
+    assert (read["layer_scale"] is None) == (wanted["layer_scale"] is None)
+    assert plan.config.encoder.table_prefix_rows == preset.encoder.table_prefix_rows
+    assert plan.config.preprocess == preset.preprocess
 
 
 def test_every_timm_preset_is_compared() -> None:

@@ -65,6 +65,12 @@ def _eva02(family: str, architecture: str, **arguments: Any) -> Case:
     return Case(family, architecture, {"dynamic_img_size": True, **arguments}, FLOAT32_PARTS)
 
 
+def _pe(architecture: str, **arguments: Any) -> Case:
+    heads = {"num_heads": 2, "embed_dim": 32, "ref_feat_shape": (3, 5)}
+    given = {"dynamic_img_size": True, **heads, **arguments}
+    return Case("timm-pe", architecture, given, FLOAT32_PARTS)
+
+
 def _by_name(*cases: Case) -> dict[str, Case]:
     return {" ".join([c.architecture, *map(str, c.arguments)]): c for c in cases}
 
@@ -102,6 +108,11 @@ CASES: dict[str, Case] = _by_name(
     _rope("vit_huge_plus_patch16_dinov3_qkvb", mlp_ratio=3),
     _rope("vit_base_patch16_rope_reg1_gap_256", dynamic_img_size=True),
     _rope("vit_large_patch16_lingbot"),
+    _pe("vit_pe_core_base_patch16_224"),
+    _pe("vit_pe_core_gigantic_patch14_448", mlp_ratio=3, attn_pool_mlp_ratio=2, num_classes=0),
+    _pe("vit_pe_lang_large_patch14_448", num_classes=0),
+    _pe("vit_pe_lang_gigantic_patch14_448", num_classes=0, global_pool=""),
+    _pe("vit_pe_spatial_base_patch16_512"),
     Case("timm-eva", "eva_giant_patch14_224", {"dynamic_img_size": True}, FLOAT32_PARTS),
     _eva02("timm-eva", "eva02_tiny_patch14_224"),
     _eva02("timm-eva02", "eva02_base_patch14_224"),

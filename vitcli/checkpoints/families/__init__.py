@@ -10,6 +10,7 @@ from vitcli.checkpoints.families import (
     internvit,
     open_clip,
     originals,
+    perception,
     timm,
 )
 from vitcli.checkpoints.family import Family
@@ -22,5 +23,6 @@ FAMILIES: tuple[Family, ...] = (
     *hf_qwen.FAMILIES,
     *open_clip.FAMILIES,
     *originals.FAMILIES,
+    *perception.FAMILIES,
     *timm.FAMILIES,
 )

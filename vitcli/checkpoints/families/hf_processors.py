@@ -101,6 +101,12 @@ def _base_view(merged: Settings, given: Settings, source: str) -> dict[str, Any]
     return {"resize": "squash", "resize_size": _size(merged, "size", source, False)[1]}
 
 
+def _thumbnail(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Perception LM: the first view is squashed to a tile, whatever `size` says."""
+    side = whole(merged["tile_size"], "tile_size", source)
+    return {"resize": "squash", "resize_size": (side, side)}
+
+
 def _idefics(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     side = given.get("image_size")
     size = merged["size"] if side is None else _square(whole(side, "image_size", source))
@@ -191,6 +197,13 @@ _CLASSES: Mapping[str, Processor] = {
         _smart,
         neutral=("min_pixels", "max_pixels", "temporal_patch_size"),
         crops=False,
+    ),
+    "PerceptionLMImageProcessor": Processor(
+        _assumes(_square(448), 3, HALF, tile_size=448, max_num_tiles=36),
+        _thumbnail,
+        neutral=("vision_input_type",),
+        crops=False,
+        tiles=lambda merged: f"up to {merged['max_num_tiles']} tiles",
     ),
     "LlavaNextImageProcessor": Processor(
         _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST),

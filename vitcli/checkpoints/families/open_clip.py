@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitcli.checkpoints.families import timm
+from vitcli.checkpoints.families import perception, timm
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import side, size
-from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.families.timm_architectures import (
+    EVAS,
+    PERCEPTION_ENCODERS,
+    VISION_TRANSFORMERS,
+)
 from vitcli.checkpoints.family import Configs, Family, Renames, To, Variant, only, rows, transposed
 from vitcli.checkpoints.preprocessing import (
     CLIP,
@@ -337,6 +341,7 @@ FAMILIES = (
     _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
     _around(timm.EVA, "open-clip-timm-eva", EVAS),
     _around(timm.EVA02, "open-clip-timm-eva02", EVAS),
+    _around(perception.PERCEPTION, "open-clip-timm-pe", PERCEPTION_ENCODERS),
     OPENAI,
     _tower("open-clip", "visual."),
     _tower("open-clip-tower", ""),

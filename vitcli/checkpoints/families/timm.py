@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families import hugging_face
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import flag, side, size
@@ -150,6 +151,7 @@ def flattened(
     """
 
     def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+        config = tower_config(config)[0]  # transformers' timm_wrapper, as Perception LM has it
         pretrained = config.get("pretrained_cfg") or {}
         if "pretrained_cfg" not in config and "input_size" in config:  # the form of 2021
             pretrained, config = config, {"architecture": config["architecture"]}
@@ -217,7 +219,7 @@ _PROCESSOR = processor(None)
 def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
     """timm's own config.json, else a processor of transformers."""
     config = configs.get("config.json", {})
-    if "architecture" in config:
+    if "architecture" in config:  # a whole model around it has a processor of its own
         return Preprocessing(from_timm(config), "config.json")
     return _PROCESSOR(configs, encoder)
 
@@ -253,6 +255,7 @@ VIT = Family(
     verified="tiny random models, from files with and without config.json",
     signature=SIGNATURE,
     absent=(*ABSENT, BLOCK + "gamma_1"),
+    told_by=("position", "learned"),
     prefixes=("", "timm_model."),
     renames={**RENAMES, **QKV, **LAYER_SCALE, **MAP},
     settings={
@@ -394,7 +397,7 @@ def _where_turned(default: Any) -> Callable[[Mapping[str, Any]], Any]:
     return read
 
 
-def _activation(told: Mapping[str, Any]) -> str:
+def gated_activation(told: Mapping[str, Any]) -> str:
     """Separate or packed, a gated MLP here is SwiGLU; the plain one is always exact GELU."""
     return "silu" if told["mlp"] == "gated" else "gelu"
 
@@ -421,7 +424,7 @@ ROPE = Family(
         "use_rot_pos_emb": only(True),
     },
     ignored=EVA_IGNORED,
-    decides={"position": "rope2d", "activation": _activation, "patch_bias": patch_bias},
+    decides={"position": "rope2d", "activation": gated_activation, "patch_bias": patch_bias},
     needs=("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
     packed_gate=True,
     flatten=flattened(EVAS),
@@ -451,7 +454,7 @@ EVA = Family(
         "rope.theta": _where_turned(10000.0),
         "rope.layout": _where_turned("interleaved"),
         "rope.reference_grid": _where_turned((16, 16)),
-        "activation": _activation,
+        "activation": gated_activation,
     },
     needs=(
         *("heads", "norm_eps", "pooling", "position", "rope.coordinates", "rope.theta"),

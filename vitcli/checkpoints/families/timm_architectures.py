@@ -296,3 +296,45 @@ VISION_TRANSFORMERS = {
     for name, told in _by_name(_VISION_TRANSFORMER).items()
 }
 EVAS = _by_name(_EVA)
+
+# The Perception Encoder: a table with rotations, whose grid counts from 1 where there is CLS.
+_PE = {
+    "norm_eps": 1e-5,
+    "rope_type": "cat",
+    "rope_temperature": 10000.0,
+    "rope_layout": "interleaved",
+    "rope_grid_indexing": "xy",
+}
+_PE_CLS = {**_PE, "class_token": True, "rope_grid_offset": 1.0}
+_PE_PATCHES = {**_PE, "class_token": False, "rope_grid_offset": 0.0}
+_MAP = {"global_pool": "map", "attn_pool_num_heads": 8}
+_MEAN = {"global_pool": "avg"}
+_PERCEPTION: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
+    (
+        {**_PE_CLS, **_MAP, "ref_feat_shape": (24, 24)},
+        {
+            3: "vit_pe_core_tiny_patch16_384",
+            6: "vit_pe_core_small_patch16_384",
+            16: "vit_pe_core_large_patch14_336",
+        },
+    ),
+    ({**_PE_CLS, **_MAP, "ref_feat_shape": (14, 14)}, {12: "vit_pe_core_base_patch16_224"}),
+    (
+        {**_PE_PATCHES, **_MAP, "ref_feat_shape": (32, 32)},
+        {16: "vit_pe_core_gigantic_patch14_448"},
+    ),
+    (
+        {**_PE_CLS, **_MEAN, "ref_feat_shape": (32, 32)},
+        {
+            3: "vit_pe_spatial_tiny_patch16_512",
+            6: "vit_pe_spatial_small_patch16_512",
+            12: "vit_pe_spatial_base_patch16_512",
+            16: "vit_pe_lang_large_patch14_448 vit_pe_spatial_large_patch14_448",
+        },
+    ),
+    (
+        {**_PE_PATCHES, **_MEAN, "ref_feat_shape": (32, 32)},
+        {16: "vit_pe_lang_gigantic_patch14_448 vit_pe_spatial_gigantic_patch14_448"},
+    ),
+)
+PERCEPTION_ENCODERS = _by_name(_PERCEPTION)
