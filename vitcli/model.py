@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,10 +18,14 @@ from torch import Tensor
 
 from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder, read_peft
+from vitcli.checkpoints.families.hf_processors import from_transformers
+from vitcli.checkpoints.families.open_clip import from_open_clip
+from vitcli.checkpoints.families.timm import from_timm
 from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
 from vitcli.config.load import (
     NAME_A_PRESET,
+    REFERENCE,
     ModelRequest,
     Setting,
     check_device,
@@ -30,15 +34,27 @@ from vitcli.config.load import (
     load_config,
     nearest,
     preset_names,
+    resized_to,
+    split_library,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.config.yaml import Document
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.engine import Runner, faster_way
+from vitcli.engines.library import LibraryConfig, LibraryEncoder
+from vitcli.engines.reference import Backbone, fresh_reference, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, decode, from_pillow, is_quick
 from vitcli.images.preprocess import preprocess
 from vitcli.nn.adapters import add_adapter_state
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions, explicit_attention, tapped
+from vitcli.nn.encoder import (
+    EncoderOutput,
+    VisionEncoder,
+    attentions,
+    explicit_attention,
+    layer_points,
+    tapped,
+)
 from vitcli.results import LoadReport, ModelInfo
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -184,6 +200,19 @@ class Model:
             )
 
     @property
+    def by_library(self) -> bool:
+        """Run by its own library, by `--engine reference`."""
+        return isinstance(self.encoder, LibraryEncoder)
+
+    def check_own(self, what: str) -> None:
+        """Raises VitcliError for an encoder that its own library runs; `what` is not there."""
+        if self.by_library:
+            raise VitcliError(
+                f"{self.name}: is run by its own library, which gives no {what} here",
+                "use an encoder of `vitcli presets` or a family of `vitcli families`",
+            )
+
+    @property
     def input_size(self) -> tuple[int, int]:
         """(height, width) of what the encoder reads; its native size where it follows the image."""
         known = self.known_preprocessing and self.known_preprocessing.output_size
@@ -226,9 +255,10 @@ class Model:
     def __repr__(self) -> str:
         c = self.config.encoder
         height, width = self.input_size
+        heads = f", {c.heads} heads" if c.heads else ""
         return (
-            f"Model {self.name}: {self.parameters:,} parameters, {c.depth} blocks, {c.hidden} "
-            f"hidden, {c.heads} heads\n"
+            f"Model {self.name}: {self.parameters:,} parameters, {c.depth} "
+            f"{'layers' if self.by_library else 'blocks'}, {c.hidden} hidden{heads}\n"
             f"  input: {height}x{width} px, {c.patch_size} px patches, "
             f"{c.prefix_tokens} prefix tokens\n"
             f"  weights: {self.weights}\n"
@@ -284,7 +314,7 @@ class Model:
         depth = self.config.encoder.depth
         wanted = sorted({layer_index(layer, depth, "layers=") for layer in layers})
         pixels = self._pixels(images)
-        modules = [self.encoder.front_end, *self.encoder.vit.blocks]
+        modules = [module for _, module in layer_points(self.encoder)[: depth + 1]]
         kept: dict[int, list[Tensor]] = {layer: [] for layer in wanted}
         outputs: list[EncoderOutput] = []
         points = [(modules[layer], kept[layer].append) for layer in wanted]
@@ -292,7 +322,8 @@ class Model:
             for batch in pixels.split(AT_ONCE):
                 outputs.append(self.encoder(batch))
         grid = self.encoder.front_end.grid(pixels)
-        found = _Layers({i: self._tokens(torch.cat(kept[i]), grid) for i in wanted})
+        grids = getattr(self.encoder, "layer_grids", {})  # stages of another library differ
+        found = _Layers({i: self._tokens(torch.cat(kept[i]), grids.get(i, grid)) for i in wanted})
         found.depth = depth
         tokens, _, pooled, output = (
             None if values[0] is None else torch.cat(values)
@@ -312,8 +343,10 @@ class Model:
             block: 1 is the first, -1 the last.
 
         Raises:
-            VitcliError: a block that the encoder does not have; as `transform`.
+            VitcliError: a block that the encoder does not have; an encoder that its own library
+                runs; as `transform`.
         """
+        self.check_own("attention weights")
         depth = len(attentions(self.encoder))
         if block == 0 or not -depth <= block <= depth:
             raise VitcliError(
@@ -383,12 +416,15 @@ def load(
     dtype: str = "float32",
     which: str | None = None,
     prefix: str | None = None,
+    engine: str | None = None,
 ) -> Model:
     """A model from a preset, a YAML config or somebody's checkpoint.
 
     Args:
         name_or_source: a preset's exact name (`vitcli.presets()`), a `.yaml` config, or a
             checkpoint: a file, a directory or a hub id. Where a path exists, it is the path.
+            `timm:resnet50` is an architecture of timm, run by timm; `timm:`, `transformers:` or
+            `open_clip:` before a checkpoint runs it by that library.
         preset: a preset by name; with a checkpoint it fills in what the checkpoint lacks.
         config: a YAML config file.
         weights: a checkpoint, as in `name_or_source`. Without any, weights are random.
@@ -401,6 +437,8 @@ def load(
         which: "ema" or "raw", where a checkpoint has an averaged copy of its weights; None is the
             average.
         prefix: what precedes the vision tower's tensor names, where it is not found by itself.
+        engine: one of `vitcli.engines.ENGINES` or auto; None is the fastest that needs no
+            preparation. "reference" runs a checkpoint by its own library (extra `reference`).
 
     Raises:
         VitcliError: a bad config, source, device or dtype, or a name that can be read two ways;
@@ -433,17 +471,30 @@ def load(
             dtype=dtype,
             which=which,
             prefix=prefix,
-        )
+            engine=engine,
+        ),
+        by_library=True,
     )
 
 
-def as_model(model: Model | str | os.PathLike[str]) -> Model:
-    """A model, or what `load` makes of its name."""
-    return model if isinstance(model, Model) else load(model)
+def as_model(model: Model | str | os.PathLike[str], by_library: bool = False) -> Model:
+    """A model, or what `load` makes of its name.
+
+    Raises:
+        VitcliError: without `by_library`, an encoder that its own library runs; as `load`.
+    """
+    loaded = model if isinstance(model, Model) else load(model)
+    if not by_library:
+        loaded.check_own("answer to this")
+    return loaded
 
 
 def kind_of(text: str) -> str:
     """Which argument of `load` a name or source is: preset, config or weights."""
+    library, name = split_library(text)
+    if library:
+        fresh = library == "timm" and not Path(name).expanduser().exists() and "/" not in name
+        return "preset" if fresh else "weights"
     path = Path(text).expanduser()
     if text in preset_names():
         if path.exists():
@@ -488,13 +539,24 @@ def torch_dtype(request: ModelRequest) -> torch.dtype:
     return dtype
 
 
-def load_model(request: ModelRequest) -> Model:
+def load_model(request: ModelRequest, by_library: bool = False) -> Model:
     """Build the encoder, fill it from its source or from the seed, move it to its device.
+
+    Args:
+        by_library: whoever asks can do with an encoder that its own library runs.
 
     Raises:
         VitcliError: a bad config, source, device or dtype.
     """
     device, dtype = pick_device(request.device), torch_dtype(request)
+    if request.by_library:
+        if not by_library:
+            raise VitcliError(
+                f"{request.weights or request.preset}: is run by its own library, which this "
+                "command does not support",
+                "vitcli encode, embed, neighbors and probe run it",
+            )
+        return _load_by_library(request, device, dtype)
     if request.engine not in (None, AUTO):
         check_engine(request.engine, request.dtype, device.type)
     size, report = request.image_size, None
@@ -543,6 +605,81 @@ def load_model(request: ModelRequest) -> Model:
         report=report,
         request=request,
     )
+
+
+def _load_by_library(request: ModelRequest, device: torch.device, dtype: torch.dtype) -> Model:
+    """An encoder that its own library runs, unchanged.
+
+    Raises:
+        VitcliError: what the library cannot load, or its preprocessing cannot be followed.
+    """
+    source, size = request.weights, request.image_size
+    if source is None:
+        assert request.preset is not None
+        backbone = fresh_reference(
+            request.preset, seed=request.seed, device=device, dtype=dtype, image_size=size
+        )
+    else:
+        backbone = open_reference(source, device=device, dtype=dtype, image_size=size)
+    preprocess = _library_preprocess(backbone, request)
+    known = preprocess and preprocess.output_size
+    native = size or known or backbone.input_size or (224, 224)
+    encoder = LibraryEncoder(backbone, native).eval()
+    name = f"{backbone.library}:{backbone.name}"
+    report = None
+    if source is not None:
+        pooled = () if encoder.gives_pooled else ("its pooled vector is the mean of the patches",)
+        report = LoadReport(
+            source=source,
+            family=backbone.name,
+            library=f"{backbone.library} {backbone.version}",
+            files=(),
+            tensors_used=len(backbone.module.state_dict()),
+            tensors_dropped=(),
+            stored_dtypes=(),
+            dtype=request.dtype,
+            settled=(),
+            preprocess_by=backbone.library if preprocess else None,
+            preprocess=None if preprocess is None else preprocess.model_dump(mode="json"),
+            notes=(f"run by {backbone.library}, unchanged", *pooled),
+        )
+    return Model(
+        config=cast(ModelConfig, LibraryConfig(name, encoder.shape)),
+        encoder=encoder,
+        asked_engine=REFERENCE,
+        known_preprocessing=preprocess,
+        weights=source or f"fresh (seed {request.seed})",
+        fresh=source is None,
+        asked_size=size,
+        device=device,
+        dtype=dtype,
+        report=report,
+        request=request,
+    )
+
+
+def _library_preprocess(backbone: Backbone, request: ModelRequest) -> PreprocessConfig | None:
+    """The library's own preprocessing, the user's settings over it, at the size asked for.
+
+    Raises:
+        VitcliError: settings of the library that cannot be followed, where the user gives none.
+    """
+    told, found = backbone.prepared_by, None
+    try:
+        if told and backbone.library == "timm":
+            found = from_timm(told, source="timm's pretrained_cfg")
+        elif told and backbone.library == "open_clip":
+            found = from_open_clip(told)
+        elif told:
+            found = from_transformers(told).config
+    except VitcliError:
+        if not request.settings:
+            raise
+    if request.settings:
+        start = found or PreprocessConfig.for_output(backbone.input_size or (224, 224))
+        document = Document(backbone.name, {"preprocess": start.model_dump(mode="json")})
+        found = load_config(ModelConfig, None, None, request.settings, document).preprocess
+    return resized_to(found, request.image_size) if found and request.image_size else found
 
 
 def add_adapters(

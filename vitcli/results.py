@@ -30,7 +30,8 @@ class ModelInfo:
     parameters: int
     hidden: int
     depth: int
-    heads: int
+    heads: int | None
+    """None for an encoder of another library that has no one number of them."""
     weights: str
     device: str
     dtype: str
@@ -215,8 +216,9 @@ class LoadReport:
         dropped = f", {len(self.tensors_dropped)} left out" if self.tensors_dropped else ""
         told = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
         resized = "".join(f", {text}" for text in self.tensors_resized)
+        stored = f"{'/'.join(self.stored_dtypes)} " if self.stored_dtypes else ""
         return (
             f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
-            f"{dropped}{resized}, {'/'.join(self.stored_dtypes)} read as {self.dtype}, "
+            f"{dropped}{resized}, {stored}read as {self.dtype}, "
             f"preprocessing {told}{''.join(f'; {text}' for text in self.notes)}"
         )

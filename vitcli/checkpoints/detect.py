@@ -289,6 +289,8 @@ def _refusal(
     """What the checkpoint is, and that it is not read."""
     listed = "`vitcli families` lists what is supported"
     config = configs.get("config.json", {})
+    if "open_clip_config.json" in configs or {"architecture", "model_type"} & config.keys():
+        listed += "; `--engine reference` runs it by its own library"
     _, kind, where = tower_config(config)
     known = {kind for family in families for kind in family.model_types}
     if prefix is not None:

@@ -60,6 +60,16 @@ def parse_setting(text: str) -> Setting:
     return Setting(tuple(key.strip().split(".")), parse_value(value, source), source)
 
 
+LIBRARIES = ("timm", "transformers", "open_clip")
+"""Libraries that the reference engine runs; `timm:` before a name or source asks for one."""
+
+
+def split_library(name: str) -> tuple[str | None, str]:
+    """`timm:resnet50` as the library and its own name; None where no library is named."""
+    library, colon, rest = name.partition(":")
+    return (library, rest) if colon and rest and library in LIBRARIES else (None, name)
+
+
 def preset_names() -> list[str]:
     """The presets that ship with the package, sorted."""
     folder = resources.files("vitcli.config") / "presets"
@@ -74,6 +84,11 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
     """
     if name not in preset_names():
         named = f"{source}: " if source else ""
+        if split_library(name)[0]:
+            raise VitcliError(
+                f"{named}{_short(name)} is run by its own library, which is not possible here",
+                "vitcli encode, embed, neighbors and probe run it",
+            )
         hint = nearest(name[:100], preset_names(), "run `vitcli presets` for the list")
         raise VitcliError(f"{named}there is no preset {_short(name)}", hint)
     file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
@@ -361,6 +376,7 @@ def _crop_pct(crop: int, resize: int) -> float:
 NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
 """The way out of weights that do not tell everything; commands on several encoders pair the two."""
 COPIES = ("ema", "raw")
+REFERENCE = "reference"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -444,8 +460,57 @@ class ModelRequest:
                 raise VitcliError(f"{option} {value}: is about a checkpoint", "--weights SOURCE")
         if not 0 <= self.seed < 2**63:
             raise VitcliError(f"--seed {self.seed}: out of range", "a number from 0 to 2^63 - 1")
+        if self.by_library:
+            self._check_library()
+
+    @property
+    def by_library(self) -> bool:
+        """Run by the encoder's own library: by `--engine reference`, or by its name."""
+        names = (self.preset, self.weights)
+        return self.engine == REFERENCE or any(name and split_library(name)[0] for name in names)
+
+    def _check_library(self) -> None:
+        """Refuse what an encoder that its library runs unchanged cannot follow."""
+        named = self.weights or self.preset or "vitcli's own encoder"
+        if self.engine not in (None, REFERENCE):
+            raise VitcliError(
+                f"--engine {self.engine}: {named} is run by its own library", "--engine reference"
+            )
+        if self.weights and self.preset:
+            raise VitcliError(
+                f"--preset {self.preset}: {named} is run by its own library, which needs none",
+                "leave out --preset",
+            )
+        if not self.weights and not split_library(self.preset or "")[0]:
+            raise VitcliError(
+                f"--engine {REFERENCE}: {self.preset or named} is not of another library (expected "
+                "a checkpoint or timm:ARCHITECTURE)",
+                "--preset timm:resnet50",
+            )
+        changes = {
+            "--config": self.config_file and str(self.config_file),
+            "--adapter": self.adapter,
+            "--which": self.which,
+            "--prefix": self.prefix,
+        }
+        given = [f"{option} {value}" for option, value in changes.items() if value]
+        given += [s.source for s in self.settings if s.path[0] != "preprocess"]
+        if given:
+            raise VitcliError(
+                f"{given[0]}: {named} is run by its own library, unchanged",
+                f"leave out {given[0].split()[0]}",
+            )
 
     def fresh_config(self) -> ModelConfig:
-        """The config of a model without weights; `image_size` is what it reads, not its table's."""
+        """The config of a model without weights; `image_size` is what it reads, not its table's.
+
+        Raises:
+            VitcliError: a bad config, or an encoder of another library, which has none.
+        """
+        if self.by_library:
+            raise VitcliError(
+                f"{self.preset}: is run by its own library, so it has no vitcli config",
+                "vitcli presets lists the encoders that have one",
+            )
         config = load_config(ModelConfig, self.preset, self.config_file, self.settings)
         return for_input_size(config, self.image_size) if self.image_size else config

@@ -30,6 +30,8 @@ class EngineKind:
     """torch's profiler sees its operators."""
     any_batch: bool = True
     """Other batch sizes than those prepared for cost nothing the first time."""
+    own_encoder: bool = True
+    """Runs vitcli's encoder, so that it can take another engine's place."""
 
 
 ENGINES = {
@@ -49,8 +51,13 @@ ENGINES = {
         devices=("cpu", "cuda"),
         profiled=False,
     ),
+    "reference": EngineKind(
+        "the encoder's own library, unchanged (extra reference)",
+        "reference",
+        own_encoder=False,
+    ),
 }
-"""Every engine by name; `eager` is the reference."""
+"""Every engine by name; the others are compared with `eager`."""
 
 
 def check_engine(
@@ -77,8 +84,9 @@ def check_engine(
             )
     for ability, option in needs.items():
         if not getattr(kind, ability):
+            why = WITHOUT[ability] if kind.own_encoder else "its modules are another library's"
             raise VitcliError(
-                f"--engine {name}: does not support {option} ({WITHOUT[ability]})",
+                f"--engine {name}: does not support {option} ({why})",
                 "--engine " + next(e for e, k in ENGINES.items() if getattr(k, ability)),
             )
 

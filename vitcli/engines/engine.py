@@ -19,6 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from vitcli.config.load import REFERENCE
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
@@ -181,7 +182,9 @@ class Runner:
             VitcliError: an engine that is not installed or cannot run this encoder.
         """
         self.choose(images)
-        if ENGINES[self.name].hooks:  # each layer is observed as it goes by, none is kept
+        if (
+            ENGINES[self.name].hooks or self.name == REFERENCE
+        ):  # each layer is observed as it goes by, none is kept
             points = layer_points(self.encoder) if observe else []
             taps = [(module, observe) for _, module in points if observe]
             with torch.inference_mode(), self.kernels(), tapped(taps):
@@ -230,7 +233,9 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
     if remembered.get(key) in ENGINES:
         return remembered[key], f"--engine auto: {remembered[key]}, as measured here before"
     engines: dict[str, Engine] = {}
-    for name in ENGINES:
+    for name, kind in ENGINES.items():
+        if not kind.own_encoder:
+            continue
         with suppress(VitcliError):  # not installed, or not for this dtype or device
             engines[name] = prepare_engine(
                 name, encoder, images, layers=True, batches=(len(images),)

@@ -7,6 +7,7 @@ own encoder; no library is allowed to run code that comes with a checkpoint.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import inspect
 import json
@@ -22,9 +23,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitcli.config.load import split_library
 from vitcli.errors import VitcliError, install_extra
 
-LIBRARIES = {"transformers": "transformers", "timm": "timm", "open_clip": "open_clip"}
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
 """What libraries call the image half of a larger model."""
 FIRST_VIEW = ("LlavaNext", "LlavaOnevision", "PerceptionLM")
@@ -59,10 +60,18 @@ class Backbone:
     """Images to tokens, pooled and output; each may be None."""
     arrange: Callable[[Tensor, Tensor], Tensor] = field(default=lambda tokens, pixels: tokens)
     """A block's tokens in raster order, (B, T, D)."""
+    layers: Sequence[str] = ()
+    """What the library calls each of `blocks`."""
+    channels_last: bool = False
+    """Feature maps are (B, h, w, C), else (B, C, h, w)."""
+    input_size: tuple[int, int] | None = None
+    """(height, width) of the images it was built for; None where it follows the image."""
+    prepared_by: Mapping[str, Any] = field(default_factory=dict)
+    """The library's settings of its preprocessing, as it writes them."""
 
     @property
     def version(self) -> str:
-        found: str = importlib.import_module(LIBRARIES[self.library]).__version__
+        found: str = importlib.import_module(self.library).__version__
         return found
 
     @property
@@ -112,32 +121,82 @@ def _quiet() -> Iterator[None]:
 
 
 def open_reference(
-    source: str, *, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+    source: str,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    image_size: tuple[int, int] | None = None,
 ) -> Backbone:
     """The encoder of a directory or hub id, by the library that its config names.
+
+    Args:
+        source: `timm:`, `transformers:` or `open_clip:` before it names the library.
+        image_size: (height, width) of the images, for an encoder that is built for one size.
 
     Raises:
         VitcliError: the library is not installed, does not know the source or cannot read it.
     """
-    library = library_of(source)
+    library, source = split_library(source)
+    library = library or library_of(source)
     make = {"transformers": _transformers, "timm": _timm, "open_clip": _open_clip}[library]
+    with _errors_of(library, source, "check that the directory is as the library writes it"):
+        return make(source, device or torch.device("cpu"), dtype, image_size)
+
+
+def fresh_reference(
+    name: str,
+    *,
+    seed: int = 0,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    image_size: tuple[int, int] | None = None,
+) -> Backbone:
+    """An architecture of timm with the weights that timm draws after `torch.manual_seed(seed)`.
+
+    Args:
+        name: `timm:NAME`, as `timm.create_model` takes NAME.
+
+    Raises:
+        VitcliError: timm is not installed or does not know the architecture.
+    """
+    library, architecture = split_library(name)
+    if library != "timm":
+        raise VitcliError(
+            f"--preset {name}: {library} builds nothing by name (expected timm:ARCHITECTURE)",
+            f"--weights {library}:SOURCE",
+        )
+    with _errors_of(library, name, "--preset timm:resnet50"):
+        timm: Any = importlib.import_module("timm")
+        if not timm.is_model(architecture):
+            near = difflib.get_close_matches(architecture, timm.list_models(), 1)
+            raise VitcliError(
+                f"--preset {name}: timm {timm.__version__} does not have this architecture",
+                f"--preset timm:{near[0] if near else 'resnet50'}",
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _timm_model(architecture, image_size)
+        return _timm_backbone(model, architecture, device or torch.device("cpu"), dtype)
+
+
+@contextmanager
+def _errors_of(library: str, source: str, hint: str) -> Iterator[None]:
+    """What a library raises, in one line."""
     try:
-        importlib.import_module(LIBRARIES[library])
+        importlib.import_module(library)
     except ImportError as error:
         raise VitcliError(
-            f"{source}: written by {library}, which is not installed",
-            install_extra("reference"),
+            f"{source}: needs {library}, which is not installed", install_extra("reference")
         ) from error
     try:
         with _quiet():
-            return make(source, device or torch.device("cpu"), dtype)
+            yield
     except VitcliError:
         raise
     except Exception as error:  # each library raises its own many errors
         lines = str(error).strip().splitlines() or [""]
         raise VitcliError(
-            f"{source}: {library} cannot load it ({type(error).__name__}: {lines[0]})",
-            "check that the directory is as the library writes it",
+            f"{source}: {library} cannot load it ({type(error).__name__}: {lines[0]})", hint
         ) from error
 
 
@@ -192,7 +251,9 @@ def _place(source: str) -> tuple[str, dict[str, Any]]:
 # transformers
 
 
-def _transformers(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+def _transformers(
+    source: str, device: torch.device, dtype: torch.dtype, image_size: tuple[int, int] | None
+) -> Backbone:
     transformers: Any = importlib.import_module("transformers")
     place, more = _place(source)
     config = _config(source, "config.json")
@@ -220,22 +281,40 @@ def _transformers(source: str, device: torch.device, dtype: torch.dtype) -> Back
         config.mask_ratio = 0.0
         model.config.mask_ratio = 0.0
     run = _TransformersForward(model, tower)
-    depth = next(
-        getattr(config, key)
-        for key in ("num_hidden_layers", "depth", "num_layers")
-        if isinstance(getattr(config, key, None), int)
-    )
-    blocks = next(m for m in tower.modules() if isinstance(m, nn.ModuleList) and len(m) == depth)
+    layers, blocks = _transformers_blocks(tower)
+    size = getattr(config, "image_size", None)
     return Backbone(
         "transformers",
         config.model_type,
         tower,
-        list(blocks),
+        blocks,
         device,
         dtype,
         processor,
         run,
         run.arrange,
+        layers=layers,
+        input_size=(size, size) if isinstance(size, int) else None if size is None else tuple(size),
+        prepared_by=_config(source, "preprocessor_config.json"),
+    )
+
+
+def _transformers_blocks(tower: Any) -> tuple[list[str], list[nn.Module]]:
+    """The blocks of a tower, or the stages of one that has several, and their names."""
+    config = tower.config
+    depths = [
+        getattr(config, key)
+        for key in ("num_hidden_layers", "depth", "num_layers", "num_stages")
+        if isinstance(getattr(config, key, None), int)
+    ]
+    stages = getattr(config, "depths", None)
+    depths = [len(stages)] if isinstance(stages, list | tuple) else depths[:1]
+    for name, module in tower.named_modules():
+        if isinstance(module, nn.ModuleList) and [len(module)] == depths:
+            return [f"{name}.{i}" for i in range(len(module))], list(module)
+    raise VitcliError(
+        f"transformers {config.model_type}: no list of its layers found",
+        "report the architecture",
     )
 
 
@@ -398,36 +477,80 @@ def _transformers_processor(
 # timm
 
 
-def _timm(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
-    timm: Any = importlib.import_module("timm")
+def _timm(
+    source: str, device: torch.device, dtype: torch.dtype, image_size: tuple[int, int] | None
+) -> Backbone:
     place, more = _place(source)
     revision = f"@{more['revision']}" if more else ""
     kind = "local-dir" if Path(source).exists() else "hf-hub"
-    model = timm.create_model(f"{kind}:{place}{revision}", pretrained=True)
+    model = _timm_model(f"{kind}:{place}{revision}", image_size, pretrained=True)
+    name = model.pretrained_cfg.get("architecture") or type(model).__name__
+    return _timm_backbone(model, name, device, dtype)
+
+
+def _timm_model(name: str, image_size: tuple[int, int] | None, **more: Any) -> Any:
+    """A model of timm; one that is built for one size of image is built for this size."""
+    timm: Any = importlib.import_module("timm")
+    model = timm.create_model(name, **more)
+    if image_size and model.pretrained_cfg.get("fixed_input_size"):
+        if image_size == tuple(model.pretrained_cfg["input_size"][-2:]):
+            return model
+        return timm.create_model(name, img_size=image_size, **more)
+    return model
+
+
+def _timm_backbone(model: Any, name: str, device: torch.device, dtype: torch.dtype) -> Backbone:
     model = model.to(device, dtype).eval()
-    blocks = _timm_blocks(model)
-    processor = _timm_processor(model)
+    layers, blocks = _timm_blocks(model)
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return timm_outputs(model, pixels)
 
-    name = model.pretrained_cfg.get("architecture") or type(model).__name__
-    return Backbone("timm", name, model, blocks, device, dtype, processor, forward)
+    height, width = _timm_size(model)
+    return Backbone(
+        "timm",
+        name,
+        model,
+        blocks,
+        device,
+        dtype,
+        _timm_processor(model),
+        forward,
+        layers=layers,
+        channels_last=getattr(model, "output_fmt", "") == "NHWC",
+        input_size=(height, width),
+        prepared_by=model.pretrained_cfg,
+    )
 
 
-def _timm_blocks(model: nn.Module) -> list[nn.Module]:
+def _timm_size(model: Any) -> tuple[int, int]:
+    patches = getattr(model, "patch_embed", None)
+    size = getattr(patches, "img_size", None) or model.pretrained_cfg.get("input_size", (224, 224))
+    height, width = tuple(size)[-2:]
+    return int(height), int(width)
+
+
+def _timm_blocks(model: Any) -> tuple[list[str], list[nn.Module]]:
+    """The stages that timm names in `feature_info`, which are the blocks of a ViT."""
+    told = getattr(model, "feature_info", None) or []
+    names = [info["module"] for info in getattr(told, "info", told)]
+    with contextlib.suppress(AttributeError):
+        if names:
+            return names, [model.get_submodule(name) for name in names]
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.Sequential | nn.ModuleList):
-        raise VitcliError(f"timm {type(model).__name__}: it has no blocks that can be compared")
-    return list(blocks)
+        raise VitcliError(
+            f"timm {type(model).__name__}: names no layers", "use another architecture"
+        )
+    return [f"blocks.{i}" for i in range(len(blocks))], list(blocks)
 
 
 def timm_outputs(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Tokens after the final norm, the pooled vector and the classifier's output."""
+    """Tokens or maps after the final norm, the pooled vector and the classifier's output."""
     tokens = model.forward_features(pixels)
-    unpooled = hasattr(model, "head_dist") or getattr(model, "global_pool", "") == ""
+    unpooled = hasattr(model, "head_dist") or getattr(model, "global_pool", None) == ""
     pooled = None if unpooled else model.forward_head(tokens, pre_logits=True)
-    has_head = isinstance(getattr(model, "head", None), nn.Linear)
+    has_head = getattr(model, "num_classes", 0) > 0
     return tokens, pooled, model.forward_head(tokens) if has_head else None
 
 
@@ -442,7 +565,9 @@ def _timm_processor(model: nn.Module) -> Callable[[Image.Image], Tensor]:
 # open_clip
 
 
-def _open_clip(source: str, device: torch.device, dtype: torch.dtype) -> Backbone:
+def _open_clip(
+    source: str, device: torch.device, dtype: torch.dtype, image_size: tuple[int, int] | None
+) -> Backbone:
     open_clip: Any = importlib.import_module("open_clip")
     place, more = _place(source)
     if more:
@@ -452,7 +577,14 @@ def _open_clip(source: str, device: torch.device, dtype: torch.dtype) -> Backbon
     model = model.to(device, dtype).eval()
     visual = model.visual
     trunk = getattr(visual, "trunk", None)
-    blocks = list(visual.transformer.resblocks) if trunk is None else _timm_blocks(trunk)
+    if trunk is not None:
+        layers, blocks = _timm_blocks(trunk)
+    elif hasattr(visual, "transformer"):
+        blocks = list(visual.transformer.resblocks)
+        layers = [f"transformer.resblocks.{i}" for i in range(len(blocks))]
+    else:  # its ResNet
+        layers = [f"layer{i}" for i in range(1, 5)]
+        blocks = [visual.get_submodule(name) for name in layers]
 
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if trunk is not None:
@@ -462,9 +594,23 @@ def _open_clip(source: str, device: torch.device, dtype: torch.dtype) -> Backbon
         hook = blocks[-1].register_forward_hook(lambda _, __, out: last.append(_first(out)))
         output = model.encode_image(pixels)
         hook.remove()
+        if not hasattr(visual, "transformer"):
+            return last[0], output, output
         tokens = last[0] if visual.final_ln_after_pool else visual.ln_post(last[0])
         return tokens, visual._pool(last[0])[0], output
 
+    size = visual.image_size
     return Backbone(
-        "open_clip", type(visual).__name__, visual, blocks, device, dtype, processor, forward
+        "open_clip",
+        type(visual).__name__,
+        visual,
+        blocks,
+        device,
+        dtype,
+        processor,
+        forward,
+        layers=layers,
+        channels_last=getattr(trunk, "output_fmt", "") == "NHWC",
+        input_size=(size, size) if isinstance(size, int) else tuple(size),
+        prepared_by=_config(source, "open_clip_config.json"),
     )

@@ -61,6 +61,14 @@ class VisionEncoder(nn.Module):
     def prefix_tokens(self) -> int:
         return self.front_end.prefix_tokens
 
+    @property
+    def layer_points(self) -> list[tuple[str, nn.Module]]:
+        """The input of the first block, every block, and the final norm where there is one."""
+        blocks = [(f"block {i}", block) for i, block in enumerate(self.vit.blocks, start=1)]
+        norm = self.vit.norm
+        last = [] if isinstance(norm, nn.Identity) else [("norm", norm)]
+        return [("input", self.front_end), *blocks, *last]
+
     def block_masks(
         self, grid: Grid, tokens: Tensor, attn_mask: Tensor | None = None
     ) -> Iterator[Tensor | None]:
@@ -192,10 +200,7 @@ def tapped(points: Iterable[tuple[nn.Module, Observer]]) -> Iterator[None]:
 
 def layer_points(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
     """The input of the first block, every block, and the final norm where there is one."""
-    blocks = [(f"block {i}", block) for i, block in enumerate(encoder.vit.blocks, start=1)]
-    norm = encoder.vit.norm
-    last = [] if isinstance(norm, nn.Identity) else [("norm", norm)]
-    return [("input", encoder.front_end), *blocks, *last]
+    return encoder.layer_points
 
 
 def attentions(encoder: VisionEncoder) -> list[MultiHeadSelfAttention]:

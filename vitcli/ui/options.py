@@ -181,7 +181,11 @@ class SourceOptions:
 
     preset: Annotated[
         str | None,
-        model_option("--preset", metavar="NAME", help="A known encoder (`vitcli presets`)."),
+        model_option(
+            "--preset",
+            metavar="NAME",
+            help="A known encoder (`vitcli presets`), or timm:ARCHITECTURE.",
+        ),
     ] = None
     config: Annotated[
         Path | None, model_option("--config", metavar="FILE", help="A YAML config.")
@@ -302,7 +306,8 @@ EngineOption = Annotated[
         "--engine",
         metavar="|".join([*ENGINES, AUTO]),
         help="What runs the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
-        "Runtime (extra onnx); auto measures and remembers.",
+        "Runtime (extra onnx), the checkpoint's own library (extra reference); auto measures and "
+        "remembers.",
         show_default="onednn where it is there, else eager",
     ),
 ]
@@ -325,7 +330,9 @@ class SourcesOptions:
 
     preset: Annotated[
         list[str] | None,
-        model_option("--preset", metavar="NAME", help="A known encoder. Repeatable."),
+        model_option(
+            "--preset", metavar="NAME", help="A known encoder, or timm:ARCHITECTURE. Repeatable."
+        ),
     ] = None
     config: Annotated[
         list[Path] | None,

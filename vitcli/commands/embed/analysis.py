@@ -131,7 +131,7 @@ def embed(
         VitcliError: no inputs, an option that this encoder cannot do, a folder that holds another
             job, or with `fail_fast` the first image that failed.
     """
-    loaded = as_model(model)
+    loaded = as_model(model, by_library=True)
     if loaded.request is None:
         raise VitcliError(
             "model: nothing says what it was loaded from", "load it with vitcli.load(...)"

@@ -152,7 +152,7 @@ def embed(
     color = parse_color(background)
     wanted = parse_layers(layers)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
-    if request.weights is None:  # a bad config is an error before torch is loaded
+    if not (request.weights or request.by_library):  # a bad config is an error without torch
         config = request.fresh_config()
         if print_config:
             from vitcli.config.load import config_yaml
@@ -163,7 +163,7 @@ def embed(
         from vitcli.commands.embed import analysis
         from vitcli.model import load_model
 
-        loaded = load_model(request)
+        loaded = load_model(request, by_library=True)
     if print_config:
         from vitcli.config.load import config_yaml
 

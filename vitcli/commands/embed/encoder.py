@@ -257,7 +257,9 @@ def forward(
                 found = output._replace(tokens=tokens, pooled=pooled)
             array = select_tokens(model, found, kind)
             if kind == "patch":
-                array = array.reshape(len(array), *grid, array.shape[-1])
+                grids = getattr(model.encoder, "layer_grids", {})  # another library's stages
+                rows, width = grids.get(layer, grid), array.shape[-1]
+                array = array.reshape(len(array), *rows, width)
             arrays[name] = array
         if norms:
             layers = table.rows([name for name, _ in layer_points(model.encoder)])

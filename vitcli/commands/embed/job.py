@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
-from vitcli.config.load import ModelRequest, Setting
+from vitcli.config.load import ModelRequest, Setting, split_library
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock
@@ -419,8 +419,9 @@ def remembered(request: ModelRequest) -> dict[str, Any]:
     plain = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     plain["settings"] = [[list(s.path), s.value, s.source] for s in request.settings]
     for key in ("config_file", "weights", "adapter"):
-        value = plain[key]
-        plain[key] = str(Path(value).resolve()) if value and Path(value).exists() else value
+        library, value = split_library(plain[key] or "")
+        if value and Path(value).exists():
+            plain[key] = f"{library}:" * bool(library) + str(Path(value).resolve())
     return plain
 
 
@@ -451,7 +452,8 @@ def load_saved(folder: Path, device: str = "auto") -> Model:
         VitcliError: no vectors there, or the source has other weights now.
     """
     manifest = load_manifest(folder)
-    model = load_model(dataclasses.replace(recalled(manifest["request"]), device=device))
+    request = dataclasses.replace(recalled(manifest["request"]), device=device)
+    model = load_model(request, by_library=True)
     if weights_digest(model.encoder) != manifest["settings"]["weights_sha256"]:
         raise VitcliError(
             f"{model.weights}: other weights than those that made the vectors in "

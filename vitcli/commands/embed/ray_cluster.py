@@ -34,7 +34,7 @@ class PartActor:
         self, request: dict[str, Any], options: FolderOptions, threads: int, digest: str
     ) -> None:
         torch.set_num_threads(threads)
-        model = load_model(recalled(request))
+        model = load_model(recalled(request), by_library=True)
         if weights_digest(model.encoder) != digest:
             raise ValueError(f"{model.weights}: other weights on this machine")
         self.encoder = PartEncoder(model, options, _quiet)

@@ -112,7 +112,7 @@ def probe(
     single = model is None or isinstance(model, Model | str | os.PathLike)
     sources: list[Source] = [] if model is None else [model] if single else list(model)  # type: ignore[arg-type, list-item]
     evaluate.sklearn()  # told before hours of encoding
-    models = [as_model(source) for source in sources]
+    models = [as_model(source, by_library=True) for source in sources]
     with contextlib.ExitStack() as stack:
         labeled = not unlabeled and targets is None
         images = _encoded(

@@ -8,9 +8,17 @@ from typing import Annotated
 
 import typer
 
+from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, check_figure_file, draw
-from vitcli.ui.options import EncodersOptions, Output, grouped, model_option
+from vitcli.ui.options import (
+    EncodersOptions,
+    EngineOption,
+    Output,
+    grouped,
+    known_engine,
+    model_option,
+)
 from vitcli.ui.tables import show
 
 
@@ -115,6 +123,7 @@ def probe(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
     ] = None,
+    engine: EngineOption = None,
     output: Output,
     plot: Plot,
 ) -> None:
@@ -130,7 +139,7 @@ def probe(
     Examples:
       vitcli probe vectors/
       vitcli probe photos/ --weights facebook/dinov2-small
-      vitcli probe photos/ --weights A --weights B --preset vit-ti16 --plot tower.png
+      vitcli probe photos/ --weights A --weights timm:B --preset timm:resnet50 --plot tower.png
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.commands.embed.job import MANIFEST
@@ -149,6 +158,7 @@ def probe(
         given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
         given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]
         given += ["--adapter"] if adapter else []
+        given += ["--engine"] if engine else []
         if given or models != EncodersOptions():
             raise VitcliError(
                 f"{folder} holds vectors: {', '.join(given) or 'a model'} cannot change them",
@@ -159,14 +169,17 @@ def probe(
     requests = [] if encoded else models.to_requests()
     if adapter and len(requests) > 1:
         raise VitcliError("--adapter is for one encoder", "leave out the other encoders")
-    requests = [dataclasses.replace(request, adapter=adapter) for request in requests]
+    requests = [
+        dataclasses.replace(request, adapter=adapter, engine=_engine(request, engine))
+        for request in requests
+    ]
     with status("loading torch and scikit-learn"):
         from vitcli.commands.probe import analysis, evaluate, view
         from vitcli.commands.probe.result import AgreementResult
         from vitcli.model import load_model
 
         evaluate.sklearn()
-        loaded = [load_model(request) for request in requests]
+        loaded = [load_model(request, by_library=True) for request in requests]
     for one in loaded:
         if one.report:
             note(one.report.line())
@@ -205,3 +218,10 @@ def probe(
         else:
             draw(view.confusion_figure(result), plot.at(confusion))
     show(result, output.form)
+
+
+def _engine(request: ModelRequest, engine: str | None) -> str | None:
+    """The engine of one of the encoders; `reference` is for those that are not vitcli's presets."""
+    if request.by_library or (engine == REFERENCE and request.weights is None):
+        return request.engine
+    return known_engine(engine)

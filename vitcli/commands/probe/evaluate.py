@@ -20,6 +20,7 @@ from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe.result import Cost, Difference
 from vitcli.commands.profile.machine import peak_memory, timed
+from vitcli.engines.library import LibraryEncoder, macs_per_image
 from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
 from vitcli.model import Model
@@ -417,7 +418,7 @@ def costs(
         found.append(
             Cost(
                 parameters=model.parameters,
-                macs_per_image=model_costs(model.config, model.input_size).macs_per_image,
+                macs_per_image=_macs(model),
                 images_per_s=float(speeds[1]),
                 images_per_s_p10=float(speeds[0]),
                 images_per_s_p90=float(speeds[2]),
@@ -427,6 +428,13 @@ def costs(
             )
         )
     return found
+
+
+def _macs(model: Model) -> int:
+    """Multiply-accumulates of one image; of an encoder of another library torch counts them."""
+    if isinstance(model.encoder, LibraryEncoder):
+        return macs_per_image(model.encoder, model.input_size)
+    return model_costs(model.config, model.input_size).macs_per_image
 
 
 def _step(model: Model) -> Callable[[], None]:

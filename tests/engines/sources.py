@@ -1,0 +1,111 @@
+"""Tiny architectures of other libraries, fresh, as their libraries write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TIMM = (
+    "test_vit",  # ViT with CLS
+    "test_vit4",  # ViT with registers
+    "test_resnet",
+    "test_efficientnet",
+    "test_convnext",
+    "test_nfnet",
+    "test_mambaout",
+    "test_maxvit",
+)
+"""Architectures of timm that are small by themselves."""
+
+
+def timm_swin(folder: Path) -> Path:
+    """A Swin of two stages that timm writes: maps with channels last."""
+    import timm
+
+    arguments = {
+        "img_size": 64,
+        "patch_size": 4,
+        "window_size": 4,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "num_classes": 5,
+    }
+    torch.manual_seed(1)
+    model = timm.create_model("swin_tiny_patch4_window7_224", **arguments)
+    return _write_timm(folder, model, "swin_tiny_patch4_window7_224", arguments, 64)
+
+
+def _write_timm(folder: Path, model: Any, name: str, arguments: dict[str, Any], size: int) -> Path:
+    from safetensors.torch import save_model
+
+    folder.mkdir(parents=True)
+    save_model(model, str(folder / "model.safetensors"))
+    config = {
+        "architecture": name,
+        "num_classes": arguments["num_classes"],
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [3, size, size],
+            "fixed_input_size": True,
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.5, 0.5, 0.5],
+            "num_classes": arguments["num_classes"],
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _transformers(folder: Path, model: Any, size: int) -> Path:
+    model.eval().save_pretrained(folder)
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": size, "width": size},
+        "resample": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def transformers_swin(folder: Path) -> Path:
+    import transformers as t
+
+    torch.manual_seed(1)
+    config = t.SwinConfig(
+        image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    )
+    return _transformers(folder, t.SwinModel(config), 64)
+
+
+def transformers_resnet(folder: Path) -> Path:
+    import transformers as t
+
+    torch.manual_seed(1)
+    config = t.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1])
+    return _transformers(folder, t.ResNetModel(config), 64)
+
+
+def transformers_dinov2(folder: Path) -> Path:
+    import transformers as t
+
+    torch.manual_seed(1)
+    config = t.Dinov2Config(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=28, patch_size=14
+    )
+    return _transformers(folder, t.Dinov2Model(config), 28)
+
+
+def transformers_convnext(folder: Path) -> Path:
+    import transformers as t
+
+    torch.manual_seed(1)
+    config = t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
+    return _transformers(folder, t.ConvNextModel(config), 64)

@@ -1,0 +1,269 @@
+"""Encoders that their own libraries run, against these libraries called directly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from typer.testing import CliRunner
+
+import vitcli
+from tests.engines import sources
+from vitcli.cli import app
+from vitcli.engines.library import LibraryEncoder, macs_per_image
+from vitcli.errors import VitcliError
+
+timm = pytest.importorskip("timm")
+pytest.importorskip("transformers")
+
+
+def rows(value: Tensor, channels_last: bool = False) -> Tensor:
+    """Tokens, or a map's tokens row by row, without vitcli."""
+    if value.ndim == 3:
+        return value
+    value = value if channels_last else value.permute(0, 2, 3, 1)
+    return value.reshape(len(value), -1, value.shape[-1])
+
+
+def tokens_of(found: vitcli.Features) -> Tensor:
+    """All tokens in the library's order."""
+    b = len(found.patches)
+    kinds = [None if t is None else t[:, None] for t in (found.cls, found.dist)]
+    parts = [*kinds, found.registers, found.patches.reshape(b, -1, found.patches.shape[-1])]
+    return torch.cat([part for part in parts if part is not None], dim=1)
+
+
+def pixels(size: tuple[int, int]) -> Tensor:
+    return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", sources.TIMM)
+def test_fresh_encoders_of_timm_are_timms_to_the_bit(name: str) -> None:
+    before = torch.random.get_rng_state()
+    model = vitcli.load(f"timm:{name}", seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(5)
+    reference = timm.create_model(name).eval()
+    x = pixels(model.input_size)
+    found = model.features(x, layers=[1, -1])
+    with torch.inference_mode():
+        _, stages = reference.forward_intermediates(x, norm=False, output_fmt="NCHW")
+        pooled = reference.forward_head(reference.forward_features(x), pre_logits=True)
+        output = reference(x)
+        features = reference.forward_features(x)
+    assert torch.equal(tokens_of(found), rows(features, name == "test_mambaout"))
+    assert found.pooled is not None and torch.equal(found.pooled, pooled)
+    assert found.output is not None and torch.equal(found.output, output)
+    assert len(stages) == model.config.encoder.depth
+    for layer, stage in ((1, stages[0]), (-1, stages[-1])):
+        assert torch.equal(found.layers[layer].patches.permute(0, 3, 1, 2), stage)
+    assert model.parameters == sum(p.numel() for p in reference.parameters())
+
+
+def test_a_checkpoint_of_timm_is_timms_to_the_bit(tmp_path: Path) -> None:
+    source = sources.timm_swin(tmp_path / "source")
+    model = vitcli.load(weights=source, engine="reference")
+    reference = timm.create_model(f"local-dir:{source}", pretrained=True).eval()
+    x = pixels(model.input_size)
+    found = model.features(x)
+    with torch.inference_mode():
+        features = reference.forward_features(x)
+    assert torch.equal(tokens_of(found), rows(features, channels_last=True))
+    with torch.inference_mode():
+        assert found.output is not None and torch.equal(found.output, reference(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sources.transformers_swin,
+        sources.transformers_resnet,
+        sources.transformers_dinov2,
+        sources.transformers_convnext,
+    ],
+)
+def test_checkpoints_of_transformers_are_its_own_to_the_bit(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    source = make(tmp_path / "source")
+    model = vitcli.load(weights=source, engine="reference")
+    reference = AutoModel.from_pretrained(source).eval()
+    x = pixels(model.input_size)
+    found = model.features(x, layers=[0, -1])
+    with torch.inference_mode():
+        theirs: Any = reference(x)
+    assert torch.equal(tokens_of(found), rows(theirs.last_hidden_state))
+    assert found.pooled is not None
+    assert torch.equal(found.pooled, theirs.pooler_output.flatten(1))
+    assert found.output is None
+    assert model.report is not None and "run by transformers, unchanged" in model.report.notes
+
+
+def test_a_checkpoint_that_vitcli_knows_too_gives_the_same_vectors(tmp_path: Path) -> None:
+    source = sources.transformers_dinov2(tmp_path / "source")
+    own = vitcli.load(source, dtype="float64")
+    theirs = vitcli.load(f"transformers:{source}", dtype="float64")
+    picture = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    assert torch.equal(own.transform(picture), theirs.transform(picture))
+    a, b = own.features(picture, [0, 1, 2]), theirs.features(picture, [0, 1, 2])
+    torch.testing.assert_close(tokens_of(a), tokens_of(b), rtol=1e-12, atol=1e-12)
+    for layer in (0, 1, 2):
+        ours, there = tokens_of(a.layers[layer]), tokens_of(b.layers[layer])
+        torch.testing.assert_close(ours, there, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(40, 50), (300, 200)])
+def test_pixels_are_those_of_timms_transform(size: tuple[int, int]) -> None:
+    model = vitcli.load("timm:test_convnext")
+    reference = timm.create_model("test_convnext")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    config = timm.data.resolve_model_data_config(reference)
+    expected = timm.data.create_transform(**config, is_training=False)(picture)
+    torch.testing.assert_close(model.transform(picture)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_size_of_image_is_the_librarys_business() -> None:
+    vit = vitcli.load("timm:test_vit", image_size=(64, 96))
+    assert vit.features(pixels((64, 96))).patches.shape[1:3] == (4, 6)
+    net = vitcli.load("timm:test_resnet", image_size=(64, 96))
+    assert net.features(pixels((64, 96))).patches.shape[1:3] == (2, 3)
+    assert net.transform(np.zeros((20, 20, 3), np.uint8)).shape[-2:] == (64, 96)
+
+
+def test_macs_are_those_of_the_convolutions() -> None:
+    model = vitcli.load("timm:test_resnet", image_size=64)
+    assert isinstance(model.encoder, LibraryEncoder)
+    expected = 0
+
+    def count(module: Any, _: Any, out: Tensor) -> None:
+        nonlocal expected
+        if isinstance(module, torch.nn.Conv2d):
+            expected += out.numel() * module.weight[0].numel()
+        elif isinstance(module, torch.nn.Linear):
+            expected += out.numel() * module.in_features
+
+    hooks = [m.register_forward_hook(count) for m in model.encoder.library.modules()]
+    model.encoder.library(torch.zeros(1, 3, 64, 64))
+    for hook in hooks:
+        hook.remove()
+    once = macs_per_image(model.encoder, (64, 64))
+    head = model.encoder.library.fc.in_features * model.encoder.library.fc.out_features
+    assert once == expected, f"the head has {head}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"preset": "timm:tset_resnet"}, "does not have this architecture"),
+        ({"preset": "transformers:resnet"}, "builds nothing by name"),
+        ({"preset": "vit-b16", "engine": "reference"}, "is not of another library"),
+        ({"engine": "reference"}, "is not of another library"),
+        ({"preset": "timm:test_vit", "engine": "compile"}, "is run by its own library"),
+        ({"preset": "timm:test_vit", "set": {"encoder.depth": 3}}, "unchanged"),
+        ({"weights": "timm:/nowhere/at/all"}, "cannot load it"),
+    ],
+)
+def test_what_a_library_cannot_do_is_one_line(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(VitcliError, match=told) as caught:
+        vitcli.load(**asked)
+    assert "\n" not in caught.value.message and caught.value.hint
+
+
+def test_what_is_not_asked_of_a_library_is_refused() -> None:
+    model = vitcli.load("timm:test_resnet")
+    with pytest.raises(VitcliError, match="attention weights"):
+        model.attention(torch.zeros(1, 3, 160, 160))
+    with pytest.raises(VitcliError, match="run by its own library"):
+        vitcli.export(model, "x.onnx")
+
+
+def test_a_stage_without_the_prefix_tokens_is_refused() -> None:
+    model = vitcli.load("timm:cait_xxs24_224")  # its CLS joins after the blocks
+    with pytest.raises(VitcliError, match="prefix tokens are not known"):
+        model.features(torch.zeros(1, 3, 224, 224), layers=[3])
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes that differ in color."""
+    rng = np.random.default_rng(0)
+    for label, base in (("dark", 50), ("light", 200)):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        for number in range(6):
+            values = np.clip(rng.normal(base, 20, (40, 50, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(values).save(tmp_path / "pictures" / label / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def run(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_embed_and_neighbors_end_to_end(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vectors"
+    asked = ("embed", pictures, "--preset", "timm:test_resnet", "--seed", "2", "--out", out)
+    found = run(*asked, "--format", "npy", "--json", "--workers", "1")
+    assert (found["ok"], found["engine"]) == (12, "reference")
+    assert found["model"]["name"] == "timm:test_resnet" and found["model"]["heads"] is None
+    torch.manual_seed(2)
+    reference = timm.create_model("test_resnet").eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(reference))
+    files = sorted(pictures.rglob("*.png"))
+    batch = torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
+    with torch.inference_mode():
+        expected = reference.forward_head(reference.forward_features(batch), pre_logits=True)
+    vectors = np.load(next(out.glob("*.npy")))
+    np.testing.assert_allclose(vectors, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert run(*asked, "--format", "npy", "--json", "--workers", "1")["rows_encoded"] == 0
+    copy = tmp_path / "copy.png"
+    copy.write_bytes(files[3].read_bytes())
+    nearest = run("neighbors", out, copy, "--json")["neighbours"][0]
+    assert nearest["path"].endswith("dark/3.png")
+    assert nearest["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_stages_of_several_widths_are_columns_of_their_own(pictures: Path, tmp_path: Path) -> None:
+    asked = ("embed", pictures, "--preset", "timm:test_convnext", "--out", tmp_path / "v")
+    found = run(*asked, "--layers", "1,4", "--format", "safetensors", "--json", "--workers", "1")
+    widths = [column["shape"] for column in found["columns"]]
+    channels = timm.create_model("test_convnext").feature_info
+    assert widths == [[channels[0]["num_chs"]], [channels[3]["num_chs"]]]
+
+
+def test_probe_ranks_libraries_beside_vitclis_own(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = sources.transformers_dinov2(tmp_path / "dinov2")
+    names = ("--preset", "timm:test_resnet", "--weights", source)
+    found = run(
+        *("probe", pictures, *names, "--weights", f"transformers:{source}"),
+        *("--json", "--folds", "3", "--seeds", "1", "--k", "3"),
+    )
+    ranked = {one["weights"]: one for one in found["ranked"]}
+    assert len(ranked) == 3
+    net = timm.create_model("test_resnet")
+    cost = ranked["fresh (seed 0)"]["cost"]
+    assert cost["parameters"] == sum(p.numel() for p in net.parameters())
+    own, theirs = ranked[str(source)], ranked[f"transformers:{source}"]
+    assert own["cost"]["macs_per_image"] == theirs["cost"]["macs_per_image"]
+    assert own["scores"] == theirs["scores"]
+
+
+@pytest.mark.parametrize("command", ["train", "params", "attn-entropy", "export"])
+def test_other_commands_say_that_they_do_not(command: str, tmp_path: Path) -> None:
+    more = {"export": [str(tmp_path / "x.onnx")], "train": [str(tmp_path)]}.get(command, [])
+    result = CliRunner().invoke(app, [command, *more, "--preset", "timm:test_vit"])
+    assert result.exit_code == 2
+    assert "run by its own library" in result.stderr
