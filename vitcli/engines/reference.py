@@ -266,15 +266,19 @@ def _transformers(
     tower = _tower(model)
     if hasattr(tower, "timm_model"):  # Perception LM's, which is timm's model
         inner = tower.timm_model
+        layers, blocks = _timm_blocks(inner)
         return Backbone(
             "transformers",
             tower.config.architecture,
             inner,
-            _timm_blocks(inner),
+            blocks,
             device,
             dtype,
             processor,
             lambda pixels: timm_outputs(inner, pixels),
+            layers=layers,
+            input_size=_timm_size(inner),
+            prepared_by=_config(source, "preprocessor_config.json"),
         )
     config = tower.config
     if hasattr(config, "mask_ratio"):
