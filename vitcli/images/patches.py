@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.variants import Grid
 from vitcli.images.preprocess import plan
-from vitcli.nn.attention import Grid
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of a picture."""

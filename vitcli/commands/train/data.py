@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitcli.commands.train.inputs import derived_seed
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import TrainConfig
 from vitcli.images.shapes import VALIDATION, Shapes
@@ -86,12 +86,6 @@ class ShapesSource:
 
     def val_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]:
         return (self._batch([VALIDATION + int(i) for i in indices]) for indices in wanted)
-
-
-def derived_seed(seed: int, *place: str | int) -> int:
-    """A 63-bit seed for a named place, for example `derived_seed(0, "order", epoch)`."""
-    text = "/".join(map(str, (seed, *place)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def seed_cpu(seed: int) -> None:

@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from vitcli.commands.train.data import Batch, Indices, channels, derived_seed, seed_cpu
+from vitcli.commands.train.data import Batch, Indices, channels, seed_cpu
 from vitcli.commands.train.inputs import (
     Inputs,
     assign,
+    derived_seed,
     limited,
     published_files,
     repeats,

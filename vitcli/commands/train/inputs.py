@@ -5,13 +5,13 @@ An image's side follows from its own name and the seed, so another file beside i
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitcli.commands.train.data import derived_seed
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, printable
@@ -25,6 +25,12 @@ from vitcli.images.shards import Entry, content
 SIDES = ("train", "val", "test", "unused", "unreadable")
 SHOWN = 3
 """Names in a message."""
+
+
+def derived_seed(seed: int, *place: str | int) -> int:
+    """A 63-bit seed for a named place, for example `derived_seed(0, "order", epoch)`."""
+    text = "/".join(map(str, (seed, *place)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,16 @@ from vitcli.commands.train.data import (
     Batch,
     TrainingData,
     batch_indices,
-    derived_seed,
     mix_batch,
     seed_device,
     soft_targets,
 )
+from vitcli.commands.train.inputs import derived_seed
 from vitcli.commands.train.outcome import (
     Outcome,
     Progress,
     Silent,
     Validation,
-    first_bad_layer,
     step_facts,
     validation_line,
 )
@@ -44,6 +43,7 @@ from vitcli.commands.train.result import AuditRow
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import (
     audit,
+    first_bad_layer,
     learning_rate,
     make_optimizer,
     trained_names,
