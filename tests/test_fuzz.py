@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.conftest import tiny_config
 from vitcli.build import build_encoder
-from vitcli.checkpoints.save import save_snapshot
+from vitcli.checkpoints.load import save_snapshot
 from vitcli.cli import app
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig

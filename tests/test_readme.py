@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from vitcli.cli import app
-from vitcli.commands.sweep.options import CONFIGS
+from vitcli.commands.sweep.space import CONFIGS
 from vitcli.config.load import known_keys, preset_names
 from vitcli.config.schema import ModelConfig
 

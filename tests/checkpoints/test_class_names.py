@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from vitcli.checkpoints.load import class_names, load_weights
-from vitcli.checkpoints.save import save_snapshot
+from vitcli.checkpoints.load import class_names, load_weights, save_snapshot
 
 NAMES = [f"kind, {i}" for i in range(12)]
 

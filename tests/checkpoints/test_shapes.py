@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.checkpoints.shapes import table_grids, told_by_shapes
+from vitcli.checkpoints.resolve import table_grids, told_by_shapes
 from vitcli.config.schema import EncoderConfig
 
 CONFIGS = {

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
-from vitcli.commands.sweep.options import known_commands
-from vitcli.commands.sweep.space import draw
+from vitcli.commands.sweep.space import draw, known_commands
 from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, repeats
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig

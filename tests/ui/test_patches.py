@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from vitcli.config.schema import PreprocessConfig
-from vitcli.images.patches import grid_box
-from vitcli.images.preprocess import preprocess
-from vitcli.ui.patches import LONGEST_SIDE, covered, lay, scaled, shrunk
+from vitcli.images.preprocess import grid_box, preprocess
+from vitcli.ui.figures import LONGEST_SIDE, covered, lay, scaled, shrunk
 
 CROP = PreprocessConfig(resize="shortest", resize_size=(256, 256), crop_size=(224, 224))
 SQUASH = PreprocessConfig()

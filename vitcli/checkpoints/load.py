@@ -1,4 +1,7 @@
-"""A checkpoint as an encoder that gives its library's numbers, or a refusal with the reason."""
+"""Load a checkpoint as an encoder that gives its library's numbers, or refuse it with the reason.
+
+`save_snapshot` writes a directory that loads again bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitcli.build import build_meta
@@ -23,6 +27,7 @@ from vitcli.config.load import (
     NAME_A_PRESET,
     Layers,
     Setting,
+    config_yaml,
     for_input_size,
     preset_layers,
     read_saved_config,
@@ -31,6 +36,7 @@ from vitcli.config.load import (
 from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
+from vitcli.files import atomic_folder
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import LoadReport, Settled
 
@@ -420,3 +426,18 @@ def digest(files: Iterable[str | Path]) -> str:
             while block := file.read(1 << 20):
                 total.update(block)
     return total.hexdigest()
+
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_snapshot(folder: Path, config: ModelConfig, encoder: VisionEncoder) -> None:
+    """Write model.safetensors and config.yaml; the directory appears whole, in one rename.
+
+    Raises:
+        VitcliError: something is there already, or it cannot be written (exit code 1).
+    """
+    with atomic_folder(folder) as part:
+        state = {name: t.contiguous() for name, t in encoder.state_dict().items()}
+        save_file(state, part / WEIGHTS_FILE, metadata={"format": "pt"})
+        (part / SNAPSHOT_CONFIG).write_text(config_yaml(config), encoding="utf-8")

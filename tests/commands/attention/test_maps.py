@@ -22,7 +22,7 @@ from vitcli.commands.attention.weights import (
     default_query,
     fuse_heads,
 )
-from vitcli.images.patches import MapPanel, MapSheet
+from vitcli.images.preprocess import MapPanel, MapSheet
 from vitcli.nn.encoder import explicit_attention, tapped
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tests.images.files import many_scans
 from vitcli.build import build_encoder
-from vitcli.checkpoints.save import save_snapshot
+from vitcli.checkpoints.load import save_snapshot
 from vitcli.cli import Program, app
 from vitcli.config.load import load_config, parse_setting
 from vitcli.config.schema import ModelConfig

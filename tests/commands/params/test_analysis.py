@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitcli
 from vitcli.build import build_encoder, build_meta
-from vitcli.checkpoints.save import save_snapshot
+from vitcli.checkpoints.load import save_snapshot
 from vitcli.commands.params import result as components
 from vitcli.commands.params.analysis import Cost, component_costs, model_costs
 from vitcli.commands.params.result import COMPONENTS

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from vitcli.commands.sweep.options import Command, Option
 from vitcli.commands.sweep.report import View, report
 from vitcli.commands.sweep.result import SweepReport
 from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.space import Command, Option
 from vitcli.commands.sweep.spec import Sweep, expand, load_sweep
 from vitcli.commands.sweep.study import queue
 from vitcli.commands.sweep.trials import Results

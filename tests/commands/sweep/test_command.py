@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from vitcli.cli import app
 from vitcli.commands.sweep.command import PROGRAM_VARIABLE
-from vitcli.commands.sweep.options import SHORTHANDS, known_commands
+from vitcli.commands.sweep.space import SHORTHANDS, known_commands
 from vitcli.commands.sweep.trials import TrialDir
 
 FAKE = Path(__file__).with_name("fake.py")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import vitcli
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.analysis import plan
-from vitcli.commands.sweep.options import WRITES, known_commands
 from vitcli.commands.sweep.report import report
+from vitcli.commands.sweep.space import WRITES, known_commands
 from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, read_sweep
 from vitcli.commands.sweep.study import Search, check_storage, open_storage
 from vitcli.commands.sweep.trials import Results, masked_url, read_result

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
-from vitcli.commands.sweep.options import setting_text
-from vitcli.commands.sweep.space import Choice, Range, draw
+from vitcli.commands.sweep.space import Choice, Range, draw, setting_text
 from vitcli.commands.sweep.spec import belongs, expand, repeats, trial_id
 from vitcli.config.load import parse_setting
 from vitcli.config.yaml import parse_yaml

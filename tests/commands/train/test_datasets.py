@@ -13,7 +13,7 @@ from PIL import Image
 from tests.commands.train.runs import TINY
 from tests.commands.train.sources import MIXLESS, SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.datasets import ImagesSource, read_image
+from vitcli.commands.train.data import ImagesSource, read_image
 from vitcli.config.load import Setting
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import ImagesData, TrainRequest

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitcli.commands.train.outcome import step_facts
+from vitcli.commands.train.result import step_facts
 from vitcli.commands.train.view import live
 
 

@@ -17,10 +17,9 @@ from vitcli.commands.attention.result import (
     HeadAttention,
     LayerAttention,
 )
-from vitcli.images.patches import Box, MapSheet
+from vitcli.images.preprocess import Box, MapSheet
 from vitcli.ui.console import table
-from vitcli.ui.figures import count_along_x
-from vitcli.ui.patches import bare, lay, outline, shrunk
+from vitcli.ui.figures import bare, count_along_x, lay, outline, shrunk
 from vitcli.ui.style import PAGE, caption, new_figure, series, styled
 
 BAR = 6

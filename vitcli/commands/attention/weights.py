@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.errors import VitcliError
-from vitcli.images.patches import MapPanel, MapSheet, grid_box, patch_box
+from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, patch_box
 from vitcli.inference import Prepared
 from vitcli.measures import all_finite
 from vitcli.model import Model

@@ -26,7 +26,7 @@ from vitcli.commands.compare.similarity import (
 )
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
-from vitcli.images.patches import Box, grid_box
+from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
 from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list

@@ -17,8 +17,7 @@ from vitcli.commands.attention.weights import patch_index
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms, check_tokens
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
-from vitcli.images.patches import Box, FeatureSheet, grid_box, patch_box
-from vitcli.images.preprocess import describe
+from vitcli.images.preprocess import Box, FeatureSheet, describe, grid_box, patch_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list

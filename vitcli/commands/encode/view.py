@@ -10,10 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
-from vitcli.images.patches import FeatureSheet
+from vitcli.images.preprocess import FeatureSheet
 from vitcli.ui.console import table
-from vitcli.ui.figures import count_along_x
-from vitcli.ui.patches import bare, covered, lay, outline, scaled, shrunk
+from vitcli.ui.figures import bare, count_along_x, covered, lay, outline, scaled, shrunk
 
 
 def shape(sizes: tuple[int, ...]) -> str:

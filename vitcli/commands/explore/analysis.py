@@ -27,7 +27,7 @@ from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.images.patches import Box, grid_box
+from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import Observer, explicit_attention, layer_points, tapped

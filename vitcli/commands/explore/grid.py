@@ -17,7 +17,7 @@ from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.analysis import choose_layers
 from vitcli.commands.explore.result import GridPanel, GridResult, GridRow
 from vitcli.errors import VitcliError
-from vitcli.images.patches import Box, grid_box
+from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import layer_points, tapped

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.explore.result import ExploreResult, GridResult
 from vitcli.ui.console import percent, table
-from vitcli.ui.patches import bare, lay, outline, scaled, shrunk
+from vitcli.ui.figures import bare, lay, outline, scaled, shrunk
 from vitcli.ui.style import PAGE, new_figure, styled
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vitcli.checkpoints.load import digest
-from vitcli.checkpoints.save import WEIGHTS_FILE, save_snapshot
+from vitcli.checkpoints.load import WEIGHTS_FILE, digest, save_snapshot
 from vitcli.commands.export.result import ConvertResult, ExportedFile, ExportedTensor, ExportResult
 from vitcli.commands.profile.session import random_images
 from vitcli.engines import OPSET, OPSETS

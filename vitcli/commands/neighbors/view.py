@@ -11,7 +11,7 @@ from rich.markup import escape
 from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
 from vitcli.ui.console import table
-from vitcli.ui.patches import bare
+from vitcli.ui.figures import bare
 from vitcli.ui.style import COLORS, DASHES, caption, new_figure, styled
 
 _COLUMNS = 6

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitcli.commands.sweep.options import Command, known_commands
 from vitcli.commands.sweep.report import View, report
 from vitcli.commands.sweep.result import (
     PlannedTrial,
@@ -15,6 +14,7 @@ from vitcli.commands.sweep.result import (
     SweepReport,
 )
 from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.space import Command, known_commands
 from vitcli.commands.sweep.spec import (
     MOST_TRIALS,
     Sweep,

@@ -18,8 +18,8 @@ from vitcli.ui.options import Output, grouped
 from vitcli.ui.tables import show as answer_with
 
 if TYPE_CHECKING:
-    from vitcli.commands.sweep.options import Command
     from vitcli.commands.sweep.result import SweepReport
+    from vitcli.commands.sweep.space import Command
     from vitcli.commands.sweep.spec import Sweep
 
 PROGRAM_VARIABLE = "VITCLI_SWEEP_PROGRAM"

@@ -20,7 +20,6 @@ from vitcli.commands.sweep.comparisons import (
     is_available,
     is_number,
 )
-from vitcli.commands.sweep.options import canonical
 from vitcli.commands.sweep.result import (
     Comparison,
     Curve,
@@ -29,7 +28,7 @@ from vitcli.commands.sweep.result import (
     SweepReport,
     SweepTrial,
 )
-from vitcli.commands.sweep.space import draw
+from vitcli.commands.sweep.space import canonical, draw
 from vitcli.commands.sweep.spec import (
     Sweep,
     belongs,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitcli.commands.sweep.options import Command, canonical
 from vitcli.commands.sweep.space import (
     Choice,
+    Command,
     CurveSection,
     MetricSection,
     PrunerSection,
@@ -21,6 +21,7 @@ from vitcli.commands.sweep.space import (
     Range,
     SearchSection,
     SweepSection,
+    canonical,
     draw,
     read_space,
 )

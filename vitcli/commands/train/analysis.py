@@ -7,27 +7,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitcli.commands.train.data import ShapesSource, TrainingData
-from vitcli.commands.train.datasets import ImagesSource
+from vitcli.commands.train.data import ImagesSource, ShapesSource, TrainingData
 from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.outcome import (
+from vitcli.commands.train.parallel import World, local_device, world
+from vitcli.commands.train.result import (
     CONFIDENCE,
     MARGIN,
+    ClassAccuracy,
+    HistoryRow,
     Outcome,
     Progress,
     Silent,
-    Validation,
-    chance_accuracy,
-    judge,
-)
-from vitcli.commands.train.parallel import World, local_device, world
-from vitcli.commands.train.result import (
-    ClassAccuracy,
-    HistoryRow,
     TestScore,
     TrainResult,
     TrainSummary,
+    Validation,
+    chance_accuracy,
+    judge,
 )
 from vitcli.commands.train.snapshots import RunDirectory, event_writer
 from vitcli.commands.train.start import (

@@ -1,20 +1,42 @@
-"""What a loop trains on: batches by step, so that a run can go on from any of them."""
+"""The batches of a run by step, so that it resumes from any of them: shapes, or images on disk.
+
+Images are read and augmented from seeds of their own: neither workers nor resuming change a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from vitcli.commands.train.inputs import derived_seed
+from vitcli.commands.train.inputs import (
+    Inputs,
+    assign,
+    derived_seed,
+    limited,
+    published_files,
+    repeats,
+    same_inputs,
+    unreadable,
+)
 from vitcli.config.schema import PreprocessConfig
-from vitcli.config.training import TrainConfig
+from vitcli.config.training import ImagesData, TrainConfig
+from vitcli.errors import VitcliError, install_extra
+from vitcli.images.decode import ImageError, decode
+from vitcli.images.folders import read_folder
+from vitcli.images.preprocess import preprocess
+from vitcli.images.published import Items, published_sets, recognized
 from vitcli.images.shapes import VALIDATION, Shapes
+from vitcli.images.shards import Entry, content
 
 Indices = Sequence[int] | NDArray[np.int64]
 Batch = tuple[Tensor, Tensor]
@@ -160,3 +182,270 @@ def mix_batch(
     lam = float(random.beta(alpha, alpha))
     box = cut_box(images.shape[-2], images.shape[-1], lam, random) if cut else None
     return mix(images, targets, lam, box)
+
+
+SMALL_SET = 20_000
+"""Images up to which copies are looked for without --check."""
+NO_LABEL = -1
+"""Of a validation image that cannot be read: it counts nowhere."""
+
+
+class Part(Sequence[tuple[Any, int]]):
+    """Some of the items, by index."""
+
+    def __init__(self, items: Items, indices: Sequence[int] | NDArray[np.int64]) -> None:
+        self.items = items
+        self.indices = indices
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[int(self.indices[index])]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class ImagesSource:
+    """A training, a validation and perhaps a test set of images, as `TrainingData`.
+
+    Args:
+        seed: decides the held-out part, the limit and the augmentation.
+        stored: the inputs of the run that is resumed.
+        accept_new: new files of a resumed run train.
+        test: a test split is wanted.
+        check: decode every image before the first step.
+        fail_fast: an unreadable image is an error.
+        report: called with how many images are decoded, of how many.
+
+    Raises:
+        VitcliError: nothing to train on there, or other files than the resumed run's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        data: ImagesData,
+        config: PreprocessConfig,
+        seed: int,
+        size: tuple[int, int],
+        *,
+        download: bool = False,
+        stored: Inputs | None = None,
+        accept_new: bool = False,
+        test: bool = False,
+        check: bool = False,
+        fail_fast: bool = False,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.data = data
+        self.fail_fast = fail_fast
+        self.unreadable: dict[str, str] = {}
+        """Path -> reason of each image that was left out."""
+        kind = data.kind if data.kind != "auto" else recognized(path)
+        tests: Items
+        if kind == "folder":
+            train, val, tests = self._folder(path, seed, stored, accept_new, test, check, report)
+        else:
+            train, val, self.classes = published_sets(path, kind, download)
+            tests = ()
+            if test:  # the published test half decides nothing then
+                draw = np.random.default_rng(derived_seed(seed, "held out"))
+                places = draw.permutation(len(train))
+                held = max(1, round(data.val_fraction * len(train)))
+                tests, val = val, Part(train, np.sort(places[:held]))
+                train = Part(train, np.sort(places[held:]))
+            self.inputs = Inputs(self.classes, published_files(path))
+            self.inputs.notes.append(
+                f"{kind}: {len(train):,} images to train on, {len(val):,} to validate on"
+            )
+            if stored is not None:
+                same_inputs(stored, self.inputs, str(path))
+            if data.train_limit is not None and data.train_limit < len(train):
+                order = np.random.default_rng(derived_seed(seed, "limit")).permutation(len(train))
+                train = Part(train, order[: data.train_limit])
+        self.train_size, self.val_size, self.test_size = len(train), len(val), len(tests)
+        plain = lambda image: torch.from_numpy(preprocess(image, config))  # noqa: E731
+        self.train = Prepared(train, augmentation(data, config, size), seed)
+        self.val, self.test = Prepared(val, plain), Prepared(tests, plain)
+
+    def _folder(
+        self,
+        path: Path,
+        seed: int,
+        stored: Inputs | None,
+        accept_new: bool,
+        test: bool,
+        check: bool,
+        report: Callable[[int, int], None],
+    ) -> tuple[Items, Items, Items]:
+        folder = read_folder(path)
+        inputs = assign(folder, self.data, seed, test)
+        limit = self.data.train_limit
+        if stored is not None:
+            inputs = same_inputs(stored, inputs, str(path), accept_new, limit)
+        elif limit is not None:
+            inputs.images = limited(inputs.images, limit, seed)
+        if check or len(inputs.images) <= SMALL_SET:
+            inputs.notes += repeats(folder, inputs)
+        else:  # in a large set most files have another of their size, and are read whole
+            inputs.notes.append("not compared with each other for copies: --check does")
+        if check:
+            self.unreadable = unreadable(inputs, report)
+            if self.unreadable and self.fail_fast:
+                raise unreadable_image(*next(iter(self.unreadable.items())))
+            if stored is None:  # later they are skipped when met: the order of the rest stays
+                inputs.images = tuple(
+                    replace(image, side="unreadable") if image.path in self.unreadable else image
+                    for image in inputs.images
+                )
+        if test and not inputs.of("test"):
+            raise VitcliError(f"{path}: the run has kept no test images apart", "leave --test out")
+        self.inputs, self.classes = inputs, inputs.classes
+        place = {name: index for index, name in enumerate(self.classes)}
+
+        def items(side: str) -> Items:
+            return [(inputs.entries[i.path], place[i.label]) for i in inputs.of(side)]
+
+        return items("train"), items("val"), items("test") if test else ()
+
+    def _loader(self, images: Prepared, wanted: Iterable[list[tuple[int, int]]]) -> Iterator[Batch]:
+        workers = self.data.workers
+        loader = DataLoader(
+            images,
+            batch_sampler=wanted,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=one_thread if workers else None,
+            collate_fn=stacked,
+        )
+        for pixels, labels, skipped in loader:
+            for path, reason in skipped:
+                self.unreadable[path] = reason
+                if self.fail_fast:
+                    raise unreadable_image(path, reason)
+            if images is self.train and (labels == NO_LABEL).any():
+                raise VitcliError(
+                    f"none of {len(images):,} training images can be read",
+                    "--check lists what is wrong with them",
+                    exit_code=1,
+                )
+            yield pixels, labels
+
+    def train_batches(self, wanted: Iterable[tuple[int, Indices]]) -> Iterator[Batch]:
+        return self._loader(
+            self.train, Places([[(epoch, int(i)) for i in indices] for epoch, indices in wanted])
+        )
+
+    def val_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]:
+        return self._loader(self.val, Places([[(0, int(i)) for i in part] for part in wanted]))
+
+    def test_batches(self, wanted: Iterable[Indices]) -> Iterator[Batch]:
+        return self._loader(self.test, Places([[(0, int(i)) for i in part] for part in wanted]))
+
+
+def unreadable_image(path: str, reason: str) -> VitcliError:
+    return VitcliError(
+        reason if reason.startswith(path) else f"{path}: {reason}",
+        "repair or remove it, or leave --fail-fast out to train without it",
+        exit_code=1,
+    )
+
+
+def one_thread(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+Sample = tuple[Tensor, int, tuple[tuple[str, str], ...]]
+"""An image, its label, and (path, reason) of what could not be read on the way to it."""
+
+
+def stacked(samples: list[Sample]) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
+    """A batch, and what could not be read for it."""
+    pixels, labels = default_collate([sample[:2] for sample in samples])
+    return pixels, labels, [bad for sample in samples for bad in sample[2]]
+
+
+class Places(list[list[tuple[int, int]]]):
+    """Batches of (epoch, index), as a DataLoader's batch sampler."""
+
+
+class Prepared(Dataset[Sample]):
+    """Image (epoch, index), augmented from a seed of its own: the same in any worker.
+
+    In training the next readable image stands in for one that cannot be read, the same whenever
+    the run comes there; elsewhere, and where there is none, the label is NO_LABEL.
+    """
+
+    def __init__(
+        self, items: Items, transform: Callable[[Any], Tensor], seed: int | None = None
+    ) -> None:
+        self.items = items
+        self.transform = transform
+        self.seed = seed
+
+    def __getitem__(self, place: tuple[int, int]) -> Sample:
+        epoch, index = place
+        bad: list[tuple[str, str]] = []
+        for step in range(len(self.items)):
+            found = (index + step) % len(self.items)
+            item, label = self.items[found]
+            try:
+                image = read_image(item)
+            except ImageError as error:
+                bad.append((item.name, error.message))
+                if self.seed is None:
+                    break
+                continue
+            if self.seed is not None:
+                seed_cpu(derived_seed(self.seed, "augment", epoch, found))
+            return self.transform(image), label, tuple(bad)
+        blank = self.transform(Image.new("RGB", (8, 8)))
+        return torch.zeros_like(blank), NO_LABEL, tuple(bad)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def read_image(item: Any) -> Image.Image:
+    """The upright RGB image of an entry, a path or an image.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    if isinstance(item, Image.Image):
+        return item.convert("RGB")
+    if not isinstance(item, Entry):
+        return decode(item).image
+    if item.code:
+        raise ImageError("unreadable", f"{item.name}: {item.error}")
+    return decode(content(item), name=item.name).image
+
+
+def augmentation(
+    data: ImagesData, config: PreprocessConfig, size: tuple[int, int]
+) -> Callable[[Any], Tensor]:
+    """PIL image to the normalized tensor (3, height, width) that training sees."""
+    try:
+        from torchvision.transforms import InterpolationMode, v2
+    except ImportError as error:
+        raise VitcliError("training on images needs torchvision", install_extra("train")) from error
+
+    filter_ = InterpolationMode(config.filter)
+    steps: list[Any] = []
+    if data.crop_scale is not None:
+        steps.append(v2.RandomResizedCrop(size, data.crop_scale, data.crop_ratio, filter_))
+    else:
+        steps.append(v2.Resize(size, filter_))
+    if data.pad_crop:
+        steps.append(v2.RandomCrop(size, padding=data.pad_crop))
+    if data.flip:
+        steps.append(v2.RandomHorizontalFlip(data.flip))
+    mean, scale = channels(config)
+    geometry = v2.Compose(steps)
+    erase = v2.RandomErasing(data.erase) if data.erase else nn.Identity()
+
+    def pipeline(image: Any) -> Tensor:
+        pixels = torch.from_numpy(np.array(geometry(image))).permute(2, 0, 1).float()
+        out: Tensor = erase(pixels.sub_(mean).mul_(scale).contiguous())
+        return out
+
+    return pipeline

@@ -30,7 +30,9 @@ from vitcli.commands.train.data import (
     soft_targets,
 )
 from vitcli.commands.train.inputs import derived_seed
-from vitcli.commands.train.outcome import (
+from vitcli.commands.train.parallel import World
+from vitcli.commands.train.result import (
+    AuditRow,
     Outcome,
     Progress,
     Silent,
@@ -38,8 +40,6 @@ from vitcli.commands.train.outcome import (
     step_facts,
     validation_line,
 )
-from vitcli.commands.train.parallel import World
-from vitcli.commands.train.result import AuditRow
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import (
     audit,

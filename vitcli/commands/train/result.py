@@ -1,10 +1,12 @@
-"""What `vitcli train-shapes` and `vitcli train` answer."""
+"""The results of `vitcli train-shapes` and `vitcli train`, the lines of a run, and its verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Protocol
 
+from vitcli.measures import wilson
 from vitcli.results import FailedImage, Result
 
 
@@ -97,3 +99,99 @@ class TrainResult(Result):
     """With --test alone."""
     unreadable: tuple[FailedImage, ...] = ()
     """The images that were left out."""
+
+
+class Progress(Protocol):
+    """What shows a run as it goes, as `ui.console.progress` does."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """`done` of `total` steps are done."""
+        ...
+
+    def line(self, text: str) -> None:
+        """Something to know."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+def step_facts(entry: Mapping[str, Any], images_per_s: float) -> str:
+    """A step's line of metrics in few columns, for beside a bar."""
+    return (
+        f"loss {entry['loss']:.3f} acc {entry['accuracy']:.2f} lr {entry['lr']:.1e} "
+        f"grad {entry['grad_norm']:.3g} {images_per_s:.0f} img/s"
+    )
+
+
+def validation_line(entry: Mapping[str, Any], steps: int) -> str:
+    """A validation's line of metrics as text."""
+    share = entry.get("ema_first_share")
+    first = f"; the average still holds {share:.0%} of its first weights" if share else ""
+    return (
+        f"step {entry['step']}/{steps}: validation loss {entry['val_loss']:.4f}, "
+        f"accuracy {entry['val_accuracy']:.4f}{first}"
+    )
+
+
+@dataclass(frozen=True)
+class Validation:
+    loss: float
+    correct: tuple[int, ...]
+    """Right answers for each class."""
+    counts: tuple[int, ...]
+    """Images of each class."""
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.correct) / sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    steps: int
+    validation: Validation | None
+    """None if the run diverged."""
+    bad_step: int | None
+    bad_layer: str | None
+    images_per_s: float | None
+    """Of the steps made now; None if there were none, as in a run that was over already."""
+    audit: tuple[AuditRow, ...]
+
+
+Verdict = Literal["learned", "stalled near chance", "too few validation images to tell", "diverged"]
+
+CONFIDENCE = 0.998
+"""Two-sided; the lower end alone holds with 99.9 %."""
+MARGIN = 0.1
+"""The part of the way from chance to a perfect score that counts as having learned."""
+
+
+def chance_accuracy(class_counts: Sequence[int]) -> float:
+    """The best accuracy without looking: always the commonest class."""
+    return max(class_counts) / sum(class_counts)
+
+
+def judge(correct: int, class_counts: Sequence[int]) -> Verdict:
+    """`learned` if the accuracy's interval is above the bar: chance plus MARGIN of the way to one.
+
+    Where the accuracy is above the bar and its interval is not, there are too few images to tell
+    if the interval also reaches what is clearly learned, twice the margin.
+    """
+    total, chance = sum(class_counts), chance_accuracy(class_counts)
+    bar, clear = (chance + times * MARGIN * (1 - chance) for times in (1, 2))
+    low, high = wilson(correct, total, CONFIDENCE)
+    if low > bar:
+        return "learned"
+    if correct / total > bar and high > clear:
+        return "too few validation images to tell"
+    return "stalled near chance"

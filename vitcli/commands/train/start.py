@@ -1,4 +1,4 @@
-"""What a run starts from: the encoder with its classifier, which of it trains, AdamW, its rates."""
+"""What a run starts from: encoder, classifier, trained parameters, optimizer, audit."""
 
 from __future__ import annotations
 

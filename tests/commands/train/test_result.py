@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from vitcli.commands.train.outcome import chance_accuracy, judge
+from vitcli.commands.train.result import chance_accuracy, judge
 
 
 def test_chance_is_the_commonest_class() -> None:
