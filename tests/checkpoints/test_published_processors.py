@@ -14,7 +14,7 @@ from PIL import Image
 from vitcli.checkpoints.families.hf_processors import from_transformers, processor
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
-from vitcli.images.preprocess import preprocess
+from vitcli.images.preprocess import plan, preprocess
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "published"
 FILES = sorted(PUBLISHED.glob("*/pr*processor_config.json")) + sorted(
@@ -103,6 +103,7 @@ TILING = {
     "LlavaNextImageProcessor": ({"crop_size": 336, "size": {"shortest_edge": 336}}, "4 tiles", 0),
     "LlavaOnevisionImageProcessor": ({}, "36 tiles", 0),
     "GotOcr2ImageProcessor": ({"crop_to_patches": True, "max_patches": 12}, "12 tiles", -1),
+    "Idefics2ImageProcessor": ({"do_image_splitting": True}, "4 tiles", -1),
     "Idefics3ImageProcessor": ({}, "16 tiles", -1),
     "SmolVLMImageProcessor": ({"do_image_splitting": False}, "", -1),
     "Gemma3ImageProcessor": (
@@ -116,6 +117,15 @@ TILING = {
         0,
     ),
 }
+
+
+@pytest.mark.parametrize("size", [(1200, 800), (300, 200), (500, 2000), (3000, 100), (600, 400)])
+def test_idefics_2_bounds_both_sides(size: tuple[int, int]) -> None:
+    config = from_transformers({"image_processor_type": "Idefics2ImageProcessor"}).config
+    reference = transformers.Idefics2ImageProcessorPil()
+    wide, high = size
+    found = reference(Image.new("RGB", size), return_tensors="np")["pixel_values"]
+    assert plan(config, wide, high).output == found.shape[-2:]
 
 
 @pytest.mark.parametrize("kind", TILING)

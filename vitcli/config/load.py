@@ -352,7 +352,7 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
     """
     crop, resize = config.crop_size, config.resize_size
     changes: dict[str, Any]
-    if config.resize in ("smart", "patches", "none") and crop is None:
+    if config.resize in ("smart", "patches", "bounded", "none") and crop is None:
         changes = {"resize": "squash", "resize_size": size}
     elif config.resize in ("squash", "tile") and crop is None:
         changes = {"resize_size": size}

@@ -47,7 +47,7 @@ TableResize = Literal[
 ]
 RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
-ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile"]
+ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile", "bounded"]
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
@@ -256,7 +256,8 @@ class PreprocessConfig(Section):
     multiples of `multiple` between `min_pixels` and `max_pixels` (Qwen2-VL); patches: the aspect
     kept, at most `max_patches` squares of `multiple` px (SigLIP 2 NaFlex); tile: the longer side to
     `longest_edge`, with `split` then up to multiples of the tile, then squashed to `resize_size`,
-    the tile (Idefics 3)."""
+    the tile (Idefics 3); bounded: the aspect kept while the longer side is at most `longest_edge`,
+    then each side at least `shortest_edge` (Idefics 2)."""
     resize_size: Size | None = (224, 224)
     filter: FilterKind = "bilinear"
     resize_dtype: Literal["uint8", "float32"] = "uint8"
@@ -270,6 +271,7 @@ class PreprocessConfig(Section):
     max_pixels: Count = 14 * 14 * 4 * 1280
     max_patches: Width = 256
     longest_edge: int = Field(default=1456, ge=1, le=4096)
+    shortest_edge: int = Field(default=378, ge=1, le=4096)
     split: bool = True
     mean: Triple = (0.5, 0.5, 0.5)
     std: Triple = (0.5, 0.5, 0.5)
@@ -288,7 +290,7 @@ class PreprocessConfig(Section):
     def _possible(self) -> Self:
         if self.resize in ("shortest", "squash", "tile") and self.resize_size is None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
-        if self.resize in ("none", "smart", "patches") and self.resize_size is not None:
+        if self.resize in ("none", "smart", "patches", "bounded") and self.resize_size is not None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
         if any(s <= 0 for s in self.std):
             raise ValueError("std: each must be above zero")
@@ -306,6 +308,7 @@ def pixel_keys(config: PreprocessConfig) -> list[str]:
         "smart": ["multiple", "min_pixels", "max_pixels"],
         "patches": ["multiple", "max_patches"],
         "tile": ["resize_size", "longest_edge", "split"],
+        "bounded": ["shortest_edge", "longest_edge"],
     }[config.resize]
     how = [] if config.resize == "none" else ["filter", "resize_dtype"]
     rounding = ["crop_rounding"] if config.crop_size else []

@@ -170,6 +170,8 @@ def _resized_size(config: PreprocessConfig, height: int, width: int, label: str)
         return _smart_size(config, height, width, label)
     if config.resize == "patches":
         return _patch_budget(config, height, width)
+    if config.resize == "bounded":
+        return _bounded_size(config, height, width)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
     if config.resize in ("squash", "tile"):
@@ -198,6 +200,16 @@ def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -
         grow = math.sqrt(config.min_pixels / (height * width))
         h, w = (math.ceil(s * grow / unit) * unit for s in (height, width))
     return h, w
+
+
+def _bounded_size(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """Idefics 2: the longer side at most one number, then each at least another."""
+    most, ratio = config.longest_edge, width / height
+    if width >= height and width > most:
+        height, width = int(most / ratio), most
+    elif height > width and height > most:
+        height, width = most, int(most * ratio)
+    return max(height, config.shortest_edge), max(width, config.shortest_edge)
 
 
 def _patch_budget(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
@@ -261,6 +273,8 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
         "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
         "patches": f"to {config.max_patches} patches of {config.multiple} px: "
+        f"{_wxh(steps.resized)}",
+        "bounded": f"to sides of {config.shortest_edge} to {config.longest_edge} px: "
         f"{_wxh(steps.resized)}",
         "tile": " then ".join(
             f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)

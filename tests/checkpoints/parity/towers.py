@@ -6,6 +6,8 @@ from typing import Any
 
 import transformers as T
 from torch import Tensor, nn
+from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
+from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
@@ -17,7 +19,7 @@ from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLM
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
 from tests.checkpoints.parity.compare import FLOAT32_PARTS, Outputs
-from tests.checkpoints.parity.hf import ANY_SIZE, QWEN_SIZES, TEXT, Case, inner, qwen_outputs
+from tests.checkpoints.parity.hf import ANY_SIZE, QWEN_SIZES, SMALL, TEXT, Case, inner, qwen_outputs
 from tests.checkpoints.parity.timm_models import outputs as timm_outputs
 
 QWEN3_5: dict[str, Any] = {
@@ -64,7 +66,115 @@ PERCEPTION: dict[str, Any] = {
         "dynamic_img_size": True,
     },
 }
+
+
+def _headless(model: nn.Module, pixels: Tensor) -> Outputs:
+    found = model(pixels, output_hidden_states=True)
+    return Outputs(list(found.hidden_states), None, found.last_hidden_state)
+
+
+def _beit(model: nn.Module, pixels: Tensor) -> Outputs:
+    found = getattr(model, "beit", getattr(model, "data2vec_vision", model))(
+        pixels, output_hidden_states=True
+    )
+    hidden = list(found.hidden_states)
+    output = getattr(model(pixels), "logits", None)
+    return Outputs(hidden, hidden[-1], found.last_hidden_state, found.pooler_output, output)
+
+
+def _masked(model: nn.Module, pixels: Tensor) -> Outputs:
+    found = _beit(model.beit, pixels)
+    return Outputs(found.blocks, found.before_norm, model.layernorm(found.tokens))
+
+
+BEIT = SMALL | {"use_relative_position_bias": True, "layer_scale_init_value": 0.2}
+SMOL = TEXT | {"model_type": "llama"}
+IDEFICS_SIZES = (*ANY_SIZE[:3], (72, 88))
 TOWERS: dict[str, Case] = {
+    "idefics2": Case(
+        "hf-idefics2",
+        lambda: Idefics2VisionTransformer(Idefics2VisionConfig(**SMALL)),
+        _headless,
+        sizes=IDEFICS_SIZES,
+    ),
+    "idefics3": Case(
+        "hf-idefics3",
+        lambda: T.Idefics3VisionTransformer(T.Idefics3VisionConfig(**SMALL)),
+        _headless,
+        sizes=IDEFICS_SIZES,
+    ),
+    "idefics2 whole": Case(
+        "hf-idefics2",
+        lambda: T.Idefics2ForConditionalGeneration(
+            T.Idefics2Config(
+                text_config=TEXT | {"model_type": "mistral"},
+                vision_config=SMALL | {"model_type": "idefics2_vision"},
+                perceiver_config={
+                    "hidden_size": 16,
+                    "resampler_n_latents": 2,
+                    "resampler_depth": 1,
+                    "resampler_n_heads": 2,
+                    "resampler_head_dim": 8,
+                    "num_key_value_heads": 2,
+                },
+            )
+        ),
+        inner("model.vision_model", _headless),
+        sizes=IDEFICS_SIZES,
+    ),
+    "idefics3 whole": Case(
+        "hf-idefics3",
+        lambda: T.Idefics3ForConditionalGeneration(
+            T.Idefics3Config(text_config=SMOL, vision_config=SMALL, scale_factor=2)
+        ),
+        inner("model.vision_model", _headless),
+        sizes=IDEFICS_SIZES,
+    ),
+    "smolvlm whole": Case(
+        "hf-idefics3",
+        lambda: T.SmolVLMForConditionalGeneration(
+            T.SmolVLMConfig(text_config=SMOL, vision_config=SMALL, scale_factor=2)
+        ),
+        inner("model.vision_model", _headless),
+        sizes=IDEFICS_SIZES,
+    ),
+    "beit": Case("hf-beit", lambda: T.BeitModel(T.BeitConfig(**BEIT)), _beit, sizes=ANY_SIZE[:3]),
+    "beit CLS": Case(
+        "hf-beit",
+        lambda: T.BeitModel(T.BeitConfig(**BEIT, use_mean_pooling=False)),
+        _beit,
+        sizes=ANY_SIZE[:3],
+    ),
+    "beit classifier": Case(
+        "hf-beit",
+        lambda: T.BeitForImageClassification(T.BeitConfig(**BEIT, num_labels=5)),
+        _beit,
+        sizes=ANY_SIZE[:3],
+    ),
+    "beit with a table": Case(
+        "hf-beit",
+        lambda: T.BeitForMaskedImageModeling(
+            T.BeitConfig(
+                **SMALL, use_absolute_position_embeddings=True, use_mask_token=True, vocab_size=9
+            )
+        ),
+        _masked,
+        sizes=ANY_SIZE[:3],
+    ),
+    "data2vec": Case(
+        "hf-beit",
+        lambda: T.Data2VecVisionModel(T.Data2VecVisionConfig(**BEIT)),
+        _beit,
+        sizes=ANY_SIZE[:3],
+    ),
+    "data2vec classifier": Case(
+        "hf-beit",
+        lambda: T.Data2VecVisionForImageClassification(
+            T.Data2VecVisionConfig(**BEIT, num_labels=5)
+        ),
+        _beit,
+        sizes=ANY_SIZE[:3],
+    ),
     "qwen3-vl": _qwen(lambda: T.Qwen3VLVisionModel(Qwen3VLVisionConfig(**QWEN3))),
     "qwen3-vl-moe": _qwen(lambda: Qwen3VLMoeVisionModel(Qwen3VLMoeVisionConfig(**QWEN3))),
     "qwen3.5": _qwen(lambda: Qwen3_5VisionModel(Qwen3_5VisionConfig(**QWEN3_5))),

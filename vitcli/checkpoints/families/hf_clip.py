@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     IGNORED,
@@ -175,4 +177,37 @@ SIGLIP2 = Family(
     },
     variants=SIGLIP.variants,
 )
-FAMILIES = (CLIP, SIGLIP, SIGLIP2)
+# The same names without a head; a patch has the row of the cell of the table that it falls in.
+IDEFICS = replace(
+    SIGLIP,
+    name="hf-idefics2",
+    verified=TINY + "; images without padding",
+    model_types=("idefics2", "idefics2_vision"),
+    preprocess=processor("Idefics2ImageProcessor"),
+    absent=(*SIGLIP.absent, "head.probe", "classifier"),
+    renames={k: v for k, v in SIGLIP.renames.items() if k not in MAP},
+    settings={
+        **SIGLIP.settings,
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=32),
+    },
+    ignored=(*SIGLIP.ignored, "max_image_size", "size", "use_base_siglip"),
+    decides={
+        "position_table.resize": "buckets",
+        "position_table.resize_dtype": "model",
+        "pooling": "none",
+    },
+    variants=(),
+)
+IDEFICS3 = replace(
+    IDEFICS,
+    name="hf-idefics3",
+    verified=IDEFICS.verified + "; also SmolVLM",
+    model_types=("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision"),
+    preprocess=processor("Idefics3ImageProcessor"),
+    settings={
+        **IDEFICS.settings,
+        "hidden_size": To("hidden", default=1152),
+        "num_attention_heads": To("heads", default=16),
+    },
+)
+FAMILIES = (CLIP, SIGLIP, SIGLIP2, IDEFICS, IDEFICS3)

@@ -101,6 +101,18 @@ def _base_view(merged: Settings, given: Settings, source: str) -> dict[str, Any]
     return {"resize": "squash", "resize_size": _size(merged, "size", source, False)[1]}
 
 
+def _bounded(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Idefics 2: both edges of `size`; height and width squash."""
+    edges = merged["size"]
+    if not isinstance(edges, Mapping) or not {"shortest_edge", "longest_edge"} <= set(edges):
+        return {"resize": "squash", "resize_size": _size(merged, "size", source, True)[1]}
+    return {
+        "resize": "bounded",
+        "resize_size": None,
+        **{key: whole(edges[key], key, source) for key in ("shortest_edge", "longest_edge")},
+    }
+
+
 def _thumbnail(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     """Perception LM: the first view is squashed to a tile, whatever `size` says."""
     side = whole(merged["tile_size"], "tile_size", source)
@@ -234,6 +246,19 @@ _CLASSES: Mapping[str, Processor] = {
         _idefics,
         neutral=("image_size", "image_num_channels"),
         crops=False,
+    ),
+    "Idefics2ImageProcessor": Processor(
+        _assumes(
+            {"shortest_edge": 378, "longest_edge": 980},
+            2,
+            HALF,
+            do_image_splitting=False,
+            default_to_square=False,
+        ),
+        _bounded,
+        neutral=("do_pad",),
+        crops=False,
+        tiles=lambda merged: "up to 4 tiles" if merged["do_image_splitting"] else "",
     ),
     "Idefics3ImageProcessor": _IDEFICS3,
     "SmolVLMImageProcessor": _IDEFICS3,

@@ -1,16 +1,22 @@
-"""ViT, DeiT, ViT-MAE and I-JEPA as transformers stores them: one naming, four models."""
+"""ViT, DeiT, ViT-MAE, I-JEPA and BEiT as transformers stores them: one naming, five models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
+    BACKBONE,
     IGNORED,
     LIBRARY,
     TABLE_IN_MODEL_DTYPE,
     TINY,
     VIT_SETTINGS,
+    flag,
+    size,
 )
-from vitcli.checkpoints.family import Family, Renames, Variant, fused, rows
+from vitcli.checkpoints.family import Family, Renames, To, Variant, fused, only, rows
 
 # transformers 5 has other names in memory than in its files; the tables use those of the files.
 ALIASES = (
@@ -64,7 +70,7 @@ VIT = Family(
     model_types=("vit", "vit_msn"),
     preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
-    absent=("embeddings.distillation_token", "decoder.mask_token"),
+    absent=("embeddings.distillation_token", "decoder.mask_token", BLOCK + "lambda_1"),
     told_by=("position", "learned"),
     prefixes=("", "vit."),
     aliases=ALIASES,
@@ -111,7 +117,7 @@ MAE = Family(
     model_types=("vit_mae",),
     preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
-    absent=("embeddings.distillation_token", "pooler.dense", "classifier"),
+    absent=("embeddings.distillation_token", "pooler.dense", "classifier", BLOCK + "lambda_1"),
     told_by=("position", "sincos2d"),
     prefixes=("", "vit."),
     aliases=ALIASES,
@@ -152,4 +158,94 @@ IJEPA = Family(
         ),
     ),
 )
-FAMILIES = (VIT, DEIT, MAE, IJEPA)
+
+
+def _square(value: Any) -> tuple[int, int]:
+    height, width = size(value)
+    if height != width:  # the library swaps the axes of such a table
+        raise ValueError("the table's own image must be square")
+    return height, width
+
+
+def _position(told: Mapping[str, Any]) -> str:
+    kinds = {
+        (True, False): "learned",
+        (False, True): "relative2d",
+        (False, False): "none",
+    }
+    return kinds[told["_absolute"], told["_relative"]]
+
+
+RELATIVE = BLOCK + "attention.attention.relative_position_bias."
+QUERY, KEY, VALUE = (f"{BLOCK}attention.attention.{part}" for part in ("query", "key", "value"))
+# BEiT, DiT and data2vec: LayerScale, no bias on keys, positions as biases of pairs in each block.
+BEIT = Family(
+    name="hf-beit",
+    library=LIBRARY,
+    verified=TINY + "; also data2vec-vision",
+    model_types=("beit", "data2vec-vision"),
+    preprocess=processor("BeitImageProcessor"),
+    signature=(*SIGNATURE, "embeddings.cls_token", BLOCK + "lambda_1"),
+    prefixes=("", "beit.", "data2vec_vision."),
+    aliases=(
+        (
+            r"^layers\.(\d+)\.relative_position_bias\.",
+            r"encoder.layer.\1.attention.attention.relative_position_bias.",
+        ),
+        *ALIASES,
+    ),
+    renames={
+        **{k: v for k, v in RENAMES.items() if k != "vit.blocks.{i}.attention.qkv"},
+        **CLS,
+        "vit.blocks.{i}.attention.qkv.weight": fused(*(f"{p}.weight" for p in (QUERY, KEY, VALUE))),
+        "vit.blocks.{i}.attention.qkv.q_bias": QUERY + ".bias",
+        "vit.blocks.{i}.attention.qkv.v_bias": VALUE + ".bias",
+        "vit.blocks.{i}.scale1.gamma": BLOCK + "lambda_1",
+        "vit.blocks.{i}.scale2.gamma": BLOCK + "lambda_2",
+        "front_end.position.tables.{i}": RELATIVE + "relative_position_bias_table",
+    },
+    drops=(
+        MASK_TOKEN,
+        r"encoder\.layer\.\d+\.attention\.attention\.relative_position_bias"
+        r"\.relative_position_index",
+        r"lm_head\.(weight|bias)",
+    ),
+    settings={
+        **{key: to for key, to in VIT_SETTINGS.items() if key not in ("qkv_bias", "pooler_act")},
+        "image_size": To("image_size", _square),
+        "use_absolute_position_embeddings": To("_absolute", flag),
+        "use_relative_position_bias": To("_relative", flag),
+        "use_shared_relative_position_bias": only(False),
+        "layer_scale_init_value": To("layer_scale", float),
+    },
+    ignored=(
+        *IGNORED,
+        *BACKBONE,
+        *("add_fpn", "auxiliary_channels", "auxiliary_concat_input", "auxiliary_loss_weight"),
+        *("auxiliary_num_convs", "pool_scales", "semantic_loss_ignore_index"),
+        *("use_auxiliary_head", "use_mask_token"),
+        "use_mean_pooling",  # the norm's name tells it
+    ),
+    decides={
+        "position": _position,
+        "position_table.resize": lambda told: {"learned": "bicubic"}.get(
+            told["position"], "bilinear"
+        ),
+        "position_table.resize_dtype": "model",
+    },
+    needs=("heads", "norm_eps", "activation", "position", "image_size"),
+    variants=(
+        Variant(
+            when=("pooler.layernorm",),
+            settings={"pooling": "mean"},
+            renames={"pool_norm": "pooler.layernorm"},
+        ),
+        Variant(when=("layernorm",), settings={"pooling": "cls"}),
+        Variant(unless=("pooler.layernorm", "layernorm"), settings={"pooling": "none"}),
+        Variant(when=("lm_head",), settings={"pooling": "none"}),
+        Variant(
+            when=("classifier",), settings={"head": "linear"}, renames={"head.linear": "classifier"}
+        ),
+    ),
+)
+FAMILIES = (VIT, DEIT, MAE, IJEPA, BEIT)
