@@ -30,6 +30,7 @@ from vitcli.config.load import (
     Setting,
     check_device,
     check_table_rule,
+    is_architecture,
     layer_index,
     load_config,
     nearest,
@@ -491,10 +492,8 @@ def as_model(model: Model | str | os.PathLike[str], by_library: bool = False) ->
 
 def kind_of(text: str) -> str:
     """Which argument of `load` a name or source is: preset, config or weights."""
-    library, name = split_library(text)
-    if library:
-        fresh = library == "timm" and not Path(name).expanduser().exists() and "/" not in name
-        return "preset" if fresh else "weights"
+    if split_library(text)[0]:
+        return "preset" if is_architecture(text) else "weights"
     path = Path(text).expanduser()
     if text in preset_names():
         if path.exists():
@@ -554,7 +553,7 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
             raise VitcliError(
                 f"{request.weights or request.preset}: is run by its own library, which this "
                 "command does not support",
-                "vitcli encode, embed, neighbors and probe run it",
+                "vitcli encode, embed, neighbors, probe and compare run it",
             )
         return _load_by_library(request, device, dtype)
     if request.engine not in (None, AUTO):

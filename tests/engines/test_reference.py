@@ -19,6 +19,7 @@ from tests.engines import sources
 from vitcli.cli import app
 from vitcli.engines.library import LibraryEncoder, macs_per_image
 from vitcli.errors import VitcliError
+from vitcli.images.shapes import synthetic_image
 
 timm = pytest.importorskip("timm")
 pytest.importorskip("transformers")
@@ -267,3 +268,58 @@ def test_other_commands_say_that_they_do_not(command: str, tmp_path: Path) -> No
     result = CliRunner().invoke(app, [command, *more, "--preset", "timm:test_vit"])
     assert result.exit_code == 2
     assert "run by its own library" in result.stderr
+
+
+def test_the_norms_of_a_net_are_those_of_its_stages() -> None:
+    found = run("encode", "--preset", "timm:test_resnet", "--json", "--seed", "3")
+    layers = found["images"][0]["layers"]
+    names = ["input", "act1", "layer1", "layer2", "layer3", "layer4", "features"]
+    assert [layer["name"] for layer in layers] == names
+    assert all(layer["cls_norm"] is None for layer in layers)
+    model = vitcli.load("timm:test_resnet", seed=3)
+    picture = synthetic_image(model.input_size)
+    torch.manual_seed(3)
+    reference = timm.create_model("test_resnet").eval()
+    with torch.inference_mode():
+        stages = reference.forward_intermediates(model.transform(picture), intermediates_only=True)
+    expected = [float(stage.norm(dim=1).mean()) for stage in stages]
+    told = [layer["patch_norm_mean"] for layer in layers[1:6]]
+    assert told == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_vit_of_a_library_has_blocks_by_number() -> None:
+    found = run("encode", "--preset", "timm:test_vit", "--json")
+    layers = found["images"][0]["layers"]
+    assert [one["name"] for one in layers] == [
+        "input",
+        *(f"block {i}" for i in range(1, 7)),
+        "norm",
+    ]
+    assert all(layer["cls_norm"] > 0 for layer in layers)
+
+
+def test_compare_is_verify_between_the_engines(tmp_path: Path) -> None:
+    source = sources.transformers_dinov2(tmp_path / "source")
+    found = run("compare", source, f"transformers:{source}", "--dtype", "float64", "--json")
+    assert found["verdict_code"] in ("rounding", "identical")
+    layers = {row["layer"] for row in found["differences"]}
+    assert layers >= {"pixels", "input", "block 1", "block 2", "norm", "pooled"}
+    for layer in range(3):
+        assert found["cka"]["values"][layer][layer] == pytest.approx(1, abs=1e-9)
+
+
+def test_a_net_is_compared_with_a_vit_across_images(pictures: Path) -> None:
+    files = sorted(map(str, pictures.rglob("*.png")))
+    asked = ("compare", "timm:test_resnet", "timm:test_vit", *files, "--json")
+    found = run(*asked, "--examples", "images")
+    assert found["verdict_code"] == "incomparable"
+    values = np.array(found["cka"]["values"], float)
+    assert values.shape == (7, 8) and (values <= 1 + 1e-9).all()
+    result = CliRunner().invoke(app, [*asked, "--examples", "patches"])
+    assert result.exit_code == 2 and "CKA across patches needs" in result.stderr
+
+
+def test_maps_of_features_are_for_vitclis_encoders(tmp_path: Path) -> None:
+    asked = ["encode", "--preset", "timm:test_vit", "--map", str(tmp_path / "m.png")]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2 and "--engine reference: does not support --map" in result.stderr

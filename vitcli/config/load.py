@@ -70,6 +70,12 @@ def split_library(name: str) -> tuple[str | None, str]:
     return (library, rest) if colon and rest and library in LIBRARIES else (None, name)
 
 
+def is_architecture(name: str) -> bool:
+    """`timm:NAME` of an architecture; with a slash or an existing path it is a checkpoint."""
+    library, own = split_library(name)
+    return library == "timm" and "/" not in own and not Path(own).exists()
+
+
 def preset_names() -> list[str]:
     """The presets that ship with the package, sorted."""
     folder = resources.files("vitcli.config") / "presets"
@@ -87,7 +93,7 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
         if split_library(name)[0]:
             raise VitcliError(
                 f"{named}{_short(name)} is run by its own library, which is not possible here",
-                "vitcli encode, embed, neighbors and probe run it",
+                "vitcli encode, embed, neighbors, probe and compare run it",
             )
         hint = nearest(name[:100], preset_names(), "run `vitcli presets` for the list")
         raise VitcliError(f"{named}there is no preset {_short(name)}", hint)

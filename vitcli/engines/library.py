@@ -121,30 +121,33 @@ class LibraryEncoder(VisionEncoder):
         self.backbone = backbone
         self.library = backbone.module
         self.grids: dict[tuple[int, ...], tuple[int, int]] = {}
-        self.points = nn.ModuleList(nn.Identity() for _ in range(len(backbone.blocks) + 1))
-        self.front_end = cast(Any, _Grid(self))
-        parts = {kind: _count(backbone.module, names) for kind, names in PREFIX.items()}
-        self.parts: Mapping[str, int] = parts
-        """How many tokens of each kind precede the patches."""
         self.layer_grids: dict[int, tuple[int, int]] = {}
-        image = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
-        image = image.to(backbone.device, backbone.dtype)
-        self._pixels = image
-        with torch.inference_mode():
-            tokens, pooled, output = backbone.forward(image)
-            values, grid = self._tokens(tokens)
-            if grid is None:
-                self.parts, self.stride = _prefix(parts, values.shape[1], size)
-            else:  # a feature map has patches alone
-                self.parts, self.stride = dict.fromkeys(parts, 0), round(size[0] / grid[0])
-            first = self(image)
-        self.gives_pooled = pooled is not None
-        kind = self._kind(first)
-        self.pooling = ClsPooling() if kind == "cls" else MeanPooling()
+        self.points = nn.ModuleList(nn.Identity() for _ in range(len(backbone.blocks) + 2))
+        self.front_end = cast(Any, _Grid(self))
+        self.parts: Mapping[str, int] = {}
+        """How many tokens of each kind precede the patches; empty until one image has passed."""
+        self.stride = 1
         for number, block in enumerate(backbone.blocks):
             if number == 0:
                 block.register_forward_pre_hook(lambda _, given: self._see(0, given))
             block.register_forward_hook(lambda _, __, out, n=number: self._see(n + 1, out))
+        self._sizes: set[tuple[int, ...]] = set()
+        image = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+        self._pixels = image.to(backbone.device, backbone.dtype)
+        with torch.inference_mode():
+            tokens, pooled, output = backbone.forward(self._pixels)
+        values, grid = self._tokens(tokens)
+        parts = {kind: _count(backbone.module, names) for kind, names in PREFIX.items()}
+        if grid is None:
+            self.parts, self.stride = _prefix(parts, values.shape[1], size)
+        else:  # a feature map has patches alone
+            self.parts, self.stride = dict.fromkeys(parts, 0), round(size[0] / grid[0])
+        first = self._output(values, grid, pooled, output)
+        self.gives_pooled = pooled is not None
+        self.has_blocks = self._sizes == {tuple(values.shape[1:])} and grid is None
+        """Every layer has the last one's tokens, as the blocks of a ViT; else they are stages."""
+        kind = self._kind(first)
+        self.pooling = ClsPooling() if kind == "cls" else MeanPooling()
         self.shape = LibraryShape(
             named=f"{backbone.library}:{backbone.name}",
             hidden=first.tokens.shape[-1],
@@ -166,8 +169,13 @@ class LibraryEncoder(VisionEncoder):
 
     @property
     def layer_points(self) -> list[tuple[str, nn.Module]]:
-        """The input of the first layer and each layer, by the library's names."""
-        return list(zip(("input", *self.backbone.layers), self.points, strict=True))
+        """The input of the first layer, each layer, and the end, after the final norm.
+
+        Blocks are counted; stages have the library's names.
+        """
+        blocks = [f"block {i}" for i in range(1, len(self.backbone.blocks) + 1)]
+        names = (*blocks, "norm") if self.has_blocks else (*self.backbone.layers, "features")
+        return list(zip(("input", *names), self.points, strict=True))
 
     def forward(self, images: Tensor, attn_mask: Tensor | None = None) -> EncoderOutput:
         """(B, 3, height, width) -> EncoderOutput. The pooled vector is the library's; where it
@@ -175,9 +183,19 @@ class LibraryEncoder(VisionEncoder):
         self._pixels = images
         tokens, pooled, output = self.backbone.forward(images)
         values, grid = self._tokens(tokens)
-        count = values.shape[1] - self.prefix_tokens
-        self.grids[tuple(images.shape[-2:])] = grid or _grid(count, images.shape, self.stride)
-        pooled = values[:, self.prefix_tokens :].mean(1) if pooled is None else pooled.flatten(1)
+        self.points[-1](values)
+        return self._output(values, grid, pooled, output)
+
+    def _output(
+        self,
+        values: Tensor,
+        grid: tuple[int, int] | None,
+        pooled: Tensor | None,
+        output: Tensor | None,
+    ) -> EncoderOutput:
+        prefix, shape = self.prefix_tokens, self._pixels.shape
+        self.grids[tuple(shape[-2:])] = grid or _grid(values.shape[1] - prefix, shape, self.stride)
+        pooled = values[:, prefix:].mean(1) if pooled is None else pooled.flatten(1)
         return EncoderOutput(values, values, pooled, output)
 
     def _tokens(self, value: Any) -> tuple[Tensor, tuple[int, int] | None]:
@@ -208,11 +226,14 @@ class LibraryEncoder(VisionEncoder):
 
     def _see(self, layer: int, value: Any) -> None:
         """Give a layer's tokens to whoever watches its point."""
-        if not self.points[layer]._forward_hooks:
+        if self.parts and not self.points[layer]._forward_hooks:
             return
         while isinstance(value, tuple | list):
             value = value[0]
         tokens, grid = self._tokens(self.backbone.arrange(value, self._pixels))
+        if not self.parts:  # the first image of all
+            self._sizes.add(tuple(tokens.shape[1:]))
+            return
         count, area = tokens.shape[1] - self.prefix_tokens, math.prod(self._pixels.shape[-2:])
         stride = max(1, round(math.sqrt(area / max(1, count))))
         self.layer_grids[layer] = grid or _grid(count, self._pixels.shape, stride)

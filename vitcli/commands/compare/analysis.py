@@ -74,7 +74,8 @@ def compare(
     Raises:
         VitcliError: too few images, or patch grids that differ where patches are the examples.
     """
-    a, b, pictures = as_model(a), as_model(b), picture_list(images)
+    a, b = as_model(a, by_library=True), as_model(b, by_library=True)
+    pictures = picture_list(images)
     if examples == "auto":
         examples = "images" if len(pictures) >= IMAGES_FOR_CKA else "patches"
     if tolerance is None:
@@ -263,12 +264,18 @@ class _Together:
         grams: list[Tensor] = []
         points = layer_points(encoder)
         names = iter([name for name, _ in points])
-        prefix = encoder.prefix_tokens
+        prefix, count = encoder.prefix_tokens, math.prod(encoder.front_end.grid(pixels))
 
         def observe(tokens: Tensor) -> None:
             name, features = next(names), tokens
             if self.by_patch:
                 patches = tokens[:, prefix:].cpu()
+                if patches.shape[1] != count:
+                    raise VitcliError(
+                        f"{self.models[side].name}: {name} has {patches.shape[1]} places and the "
+                        f"end {count}: CKA across patches needs one grid",
+                        f"--examples images, with at least {MIN_EXAMPLES} images",
+                    )
                 features = torch.cat([x[i] for x, i in zip(patches, places, strict=True)])
             grams.append(centered_gram(features.cpu()))
             self._keep(side, name, tokens, kept, where)

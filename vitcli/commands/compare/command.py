@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from vitcli.config.load import ModelRequest, nearest, parse_setting, preset_names
+from vitcli.config.load import (
+    ModelRequest,
+    is_architecture,
+    nearest,
+    parse_setting,
+    preset_names,
+    split_library,
+)
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
@@ -27,7 +34,10 @@ from vitcli.ui.tables import show
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="A preset, a YAML config or a [PRESET=]checkpoint."),
+        typer.Argument(
+            metavar="A",
+            help="A preset, a YAML config, a [PRESET=]checkpoint, or timm:ARCHITECTURE.",
+        ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one, in the same way.")],
     images: Annotated[
@@ -95,7 +105,7 @@ def compare(
         raise VitcliError(f"--examples {examples}: unknown", "auto, images or patches")
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
     for request in requests:
-        if request.weights is None:
+        if request.weights is None and not request.by_library:
             request.fresh_config()  # a bad config is told before torch is loaded
     color = parse_color(background)
 
@@ -103,7 +113,7 @@ def compare(
         from vitcli.commands.compare.analysis import compare as analysis
         from vitcli.model import load_model
 
-        loaded = [load_model(request) for request in requests]
+        loaded = [load_model(request, by_library=True) for request in requests]
     for one in loaded:
         if one.report:
             note(one.report.line())
@@ -145,11 +155,11 @@ def to_request(
         size = "x".join(part.strip() for part in sizes[-1].strip("[]").split(","))
         options = dataclasses.replace(options, image_size=size)
     kept = [s for s in parsed if s.path != ("encoder", "image_size")]
-    if text in preset_names():
+    if text in preset_names() or is_architecture(text):
         request = options.request(preset=text)
     elif Path(text).suffix in (".yaml", ".yml"):
         request = options.request(config_file=Path(text))
-    elif "/" not in text and "=" not in text and not Path(text).exists():
+    elif not (split_library(text)[0] or "/" in text or "=" in text or Path(text).exists()):
         raise VitcliError(
             f"{text}: no preset, YAML file or checkpoint of this name",
             nearest(text, preset_names(), "`vitcli presets` lists them"),

@@ -59,7 +59,7 @@ def encode(
         VitcliError: a kind of token that this encoder does not have, or that differ in number;
             vectors are asked for that are not finite.
     """
-    model = as_model(model)
+    model = as_model(model, by_library=True)
     pictures = picture_list(images)
     check_tokens(model.config, tokens)
     failed: list[FailedImage] = []
@@ -182,13 +182,14 @@ def _image(
     index: int,
 ) -> EncodedImage:
     pooled, head, decoded = output.pooled, output.output, item.decoded
+    patch = model.config.encoder.patch_size
     return EncodedImage(
         path=item.path,
         mode=decoded.mode,
         width=decoded.width,
         height=decoded.height,
         preparation=describe(model.preprocessing, decoded.width, decoded.height)
-        + _left_over(item.pixels.shape[-2:], model.config.encoder.patch_size),
+        + ("" if model.by_library else _left_over(item.pixels.shape[-2:], patch)),
         input_shape=(1, *item.pixels.shape),
         output_shape=(1, *output.tokens.shape[1:]),
         layers=layers,

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.config.load import REFERENCE
 from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
@@ -113,19 +114,20 @@ def encode(
         )
     if map_file and engine == AUTO:
         raise VitcliError("--engine auto: does not support --map", "--engine eager")
-    if map_file and engine:
-        check_engine(engine, hooks="--map")
     if tokens and not out:
         raise VitcliError("--tokens: --out is missing", "--out vectors.npz")
     kinds = [kind.strip() for kind in tokens.split(",")] if tokens else []
     if out:
         check_vector_file(Path(out), kinds)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
-    if print_config and request.weights is None:
+    if map_file and (engine or request.by_library):
+        check_engine(REFERENCE if request.by_library else str(engine), hooks="--map")
+    fresh = request.weights is None and not request.by_library
+    if print_config and fresh:
         from vitcli.config.load import config_yaml
 
         return answer_text(config_yaml(request.fresh_config()))
-    if request.weights is None:  # a bad config is an error before torch is loaded
+    if fresh:  # a bad config is an error before torch is loaded
         check_tokens(request.fresh_config(), kinds)
     from vitcli.ui.options import parse_color
 
@@ -136,7 +138,7 @@ def encode(
         from vitcli.commands.encode.analysis import FeatureCollector
         from vitcli.model import AT_ONCE, load_model
 
-        loaded = load_model(request)
+        loaded = load_model(request, by_library=True)
     if loaded.report:
         note(loaded.report.line())
     if print_config:

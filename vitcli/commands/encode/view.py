@@ -24,10 +24,11 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
     model = result.model
     if result.not_finite_from is not None:
         yield f"[bold red]values are not finite from {result.not_finite_from} on[/]"
+    depth = f"{model.depth} {'blocks' if model.heads else 'layers'}"
+    heads = f", {model.heads} heads" if model.heads else ""
     yield (
         f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters "
-        f"({model.parameters:,}), {model.depth} blocks, {model.hidden} hidden, "
-        f"{model.heads} heads"
+        f"({model.parameters:,}), {depth}, {model.hidden} hidden{heads}"
     )
     made_by = f"{result.engine} engine, {model.dtype} on {model.device}"
     yield f"weights: {escape(model.weights)}; {made_by}"
