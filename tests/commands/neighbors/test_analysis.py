@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,15 @@ from sklearn.neighbors import NearestNeighbors
 
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.job import MANIFEST, iterate_parts, recalled, remembered
+from vitcli.commands.embed.job import (
+    CHECKSUMS,
+    INPUTS,
+    MANIFEST,
+    iterate_parts,
+    recalled,
+    remembered,
+)
+from vitcli.commands.embed.parts import FORMATS
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import ModelRequest, parse_setting
@@ -159,3 +170,34 @@ def test_classes_are_counted_and_frame_equal_thumbnails(tmp_path: Path) -> None:
     frames = [axes.spines["top"].get_edgecolor() for axes in panels]
     assert len(set(frames[:4])) == 1 and len(set(frames[4:])) == 1 and frames[0] != frames[-1]
     assert "3 of 7 are of its class (light), as 42.9% of all are" in str(result)
+
+
+def test_a_folder_of_the_first_release_is_read_and_not_written(place: Path, tmp_path: Path) -> None:
+    """Without columns, layers and checksums, and entries without labels."""
+    old = tmp_path / "old"
+    shutil.copytree(place / "out", old)
+    manifest = json.loads((old / MANIFEST).read_text())
+    for part in range(5):
+        rows, about = FORMATS["parquet"].read(old, part)
+        FORMATS["parquet"].write(old, part, rows, _of_first_release(about))
+    manifest["settings"] = _of_first_release(manifest["settings"])
+    (old / MANIFEST).write_text(json.dumps(manifest))
+    (old / CHECKSUMS).unlink()
+    lines = [json.loads(line)[:6] for line in (old / INPUTS).read_text().splitlines()]
+    (old / INPUTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    (tmp_path / "copy.png").write_bytes((place / "in/d/03.png").read_bytes())
+    for image in ("d/03.png", tmp_path / "copy.png"):
+        found, expected = (neighbors(folder, image, count=3) for folder in (old, place / "out"))
+        assert found.neighbours == expected.neighbours
+    listing = Listing((str(place / "in"),))
+    with pytest.raises(VitcliError, match="vectors of the first release") as caught:
+        encode_folder(REQUEST, load_model(REQUEST), listing, old, FolderOptions(part_rows=5))
+    assert caught.value.exit_code == 2
+    (old / "part-00001.parquet").write_bytes((old / "part-00002.parquet").read_bytes())
+    with pytest.raises(VitcliError, match=r"part-00001\.parquet: its rows are of other images"):
+        neighbors(old, "d/03.png")
+
+
+def _of_first_release(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in ("columns", "layers")}

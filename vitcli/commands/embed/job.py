@@ -53,13 +53,16 @@ class _Settings(_Plain):
     weights: str
     weights_sha256: str
     kind: str
-    layers: list[int]
+    layers: list[int] = Field(default=[])
     format: Literal["parquet", "npy", "safetensors"]
     vector_dtype: Literal["float32", "float16"]
     part_rows: Positive
     batch: Positive
     background: Annotated[list[Level], Field(min_length=3, max_length=3)]
-    columns: Annotated[list[tuple[str, str, list[Positive]]], Field(strict=False, min_length=1)]
+    columns: Annotated[
+        list[tuple[str, str, list[Positive]]], Field(default=[], strict=False, min_length=1)
+    ]
+    """Missing in a folder of the first release, as are `layers` and checksums: it is read only."""
     preprocess: dict[str, Any]
 
 
@@ -150,7 +153,8 @@ class Job:
             gone = isinstance(error, FileNotFoundError)
             reason = "is missing" if gone else error.strerror or error
             raise PartError(f"{name}: {reason}") from error
-        if digests != _checksums(self.folder).get(str(part)):
+        first_release = "columns" not in self.settings
+        if not first_release and digests != _checksums(self.folder).get(str(part)):
             raise PartError(f"{name}: its checksum is not the one that {CHECKSUMS} holds")
         rows, about = self.format.read(self.folder, part)
         if about != self.about:
@@ -160,7 +164,11 @@ class Job:
         ]:
             raise PartError(f"{name}: its rows are of other images")
         found = [[key, str(v.dtype), list(v.shape[1:])] for key, v in rows.arrays.items()]
-        if found != [list(column) for column in self.settings["columns"]]:
+        if first_release:
+            alike = bool(found) and found[0][:2] == ["vector", self.settings["vector_dtype"]]
+        else:
+            alike = found == [list(column) for column in self.settings["columns"]]
+        if not alike:
             raise PartError(f"{name}: other arrays (got {found})")
         good = rows.good
         if not all(rows.status) or not all(
@@ -205,6 +213,11 @@ def begin(
     path = folder / MANIFEST
     try:
         held = _create(path, manifest) or _load(path)
+        if "columns" not in held["settings"]:
+            raise VitcliError(
+                f"{printable(folder)}: holds vectors of the first release, which are read only",
+                "choose another --out",
+            )
         changes = list(_changes(manifest, held, folder / INPUTS, inputs.path))
         if changes:
             raise VitcliError(
@@ -264,7 +277,8 @@ def vector_column(settings: dict[str, Any], column: str | None = None) -> str:
         VitcliError: the job has no such column.
     """
     norms = ("patch_norm_mean", "cls_norm")
-    columns: list[tuple[str, str, list[int]]] = settings["columns"]
+    columns: list[tuple[str, str, list[int]]]
+    columns = settings.get("columns", [("vector", settings["vector_dtype"], [1])])
     there = [n for n, _, shape in columns if len(shape) == 1 and n not in norms]
     if column is None and there:
         return there[0]
@@ -351,7 +365,8 @@ def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    return read_json(path, _Manifest).model_dump(mode="json")
+    """As it stands: what is not in the file is not added, since parts repeat the settings."""
+    return read_json(path, _Manifest).model_dump(mode="json", exclude_unset=True)
 
 
 def _damaged(path: Path, why: str) -> VitcliError:
@@ -419,7 +434,7 @@ def remembered(request: ModelRequest) -> dict[str, Any]:
     plain = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     plain["settings"] = [[list(s.path), s.value, s.source] for s in request.settings]
     for key in ("config_file", "weights", "adapter"):
-        library, value = split_library(plain[key] or "")
+        library, value = split_library(str(plain[key] or ""))
         if value and Path(value).exists():
             plain[key] = f"{library}:" * bool(library) + str(Path(value).resolve())
     return plain

@@ -129,7 +129,7 @@ def _encoded(model: Model, image: Picture, settings: dict[str, Any]) -> np.ndarr
     decoded = read_picture(image, (red, green, blue))
     pixels = preprocess(decoded.image, model.preprocessing)
     batch = torch.from_numpy(pixels)[None].to(model.device)
-    options = FolderOptions(kind=settings["kind"], layers=tuple(settings["layers"]))
+    options = FolderOptions(kind=settings["kind"], layers=tuple(settings.get("layers", ())))
     column = vector_column(settings)
     vector: np.ndarray = forward(model, batch, {column: options.columns[column]})()[column][0]
     return vector
