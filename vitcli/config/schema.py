@@ -58,119 +58,186 @@ class Section(BaseModel):
 
 
 class TableConfig(Section):
-    """The learned or stored additive position table."""
+    """The table of position embeddings that is added to the tokens."""
 
     prefix_rows: int | None = Field(default=None, ge=0)
-    """Rows for the first k prefix tokens; null means CLS and distillation, not registers."""
+    """Rows for the first prefix tokens; null: one for CLS, one for distillation, none for
+    registers."""
     resize: TableResize = "bicubic"
-    """How the table follows another image size; the rule is part of the family."""
+    """How the table is interpolated to another grid of patches; each family has its own rule.
+    bilinear, bicubic: without antialiasing; with `_antialias` or `_align_corners` as torch's
+    `interpolate` names them; bicubic_offset: bicubic by the scale (n + 0.1) / m (original DINOv2);
+    buckets: the row of the nearest cell before (Idefics 2 and 3)."""
     resize_dtype: Literal["float32", "model"] = "float32"
+    """The dtype of the interpolation: float32, or model for the weights' own dtype."""
 
 
 class RopeConfig(Section):
-    """2D rotary positions on the queries and keys of patches; prefix tokens are not rotated."""
+    """2D rotary position embedding on queries and keys of patches, not of prefix tokens."""
 
     theta: PositiveFloat = 100.0
+    """Base of the frequencies: pair j of an axis rotates by coordinate * theta^(-4j / head dim)."""
     periods: Floats | None = None
-    """One for each pair of channels of an axis, in place of theta's (the original DINOv3 stores
-    them, rounded); coordinates are divided by them."""
+    """One period per pair of channels of an axis, instead of `theta`; coordinates are divided by
+    it (the original DINOv3 stores rounded periods)."""
     coordinates: Annotated[
         RopeCoordinates,
         BeforeValidator(lambda word: "centered" if word == "centred" else word),  # its old name
     ] = "centered"
+    """The coordinate of a patch along an axis. centered: its center in [-1, 1], times 2 pi
+    (DINOv3); index: its number (Qwen2-VL); reference: its number scaled to `reference_grid`
+    (EVA-02)."""
     reference_grid: Size = (16, 16)
-    """The grid that `coordinates: reference` scales indices to (EVA-02)."""
+    """Rows and columns of patches that `coordinates: reference` scales to."""
     layout: RopeLayout = "half"
+    """Which two channels rotate together, of d per head. half: i and i + d/2; interleaved: 2i and
+    2i + 1."""
     offset: float = 0.0
-    """Added to the indices (Perception Encoder: 1)."""
+    """Added to the number of a patch, in patches (Perception Encoder: 1)."""
     first_axis: Literal["rows", "columns"] = "rows"
-    """The axis of the first half of the pairs of channels (Perception Encoder: columns)."""
+    """The axis that rotates the first half of the pairs (Perception Encoder: columns)."""
     alternate: bool = False
-    """Columns turn at the frequencies between those of the rows (Pixtral)."""
+    """Whether the frequencies of columns lie between those of rows (Pixtral)."""
 
 
 class AttentionConfig(Section):
+    """The self-attention of every block."""
+
     mask: Annotated[str, one_of(variants.MASKS)] = "none"
+    """Which tokens a patch attends to. none: all; causal: itself and those before it; window: the
+    patches of its square window; neighborhood: its nearest patches. Under window and neighborhood
+    prefix tokens attend to all tokens and all tokens to them."""
     over: Annotated[str, one_of(variants.ATTENTIONS)] = "tokens"
-    """What the softmax is over: tokens, or the channels of a head (XCiT), linear in the tokens."""
+    """What the softmax runs over. tokens; channels: the channels of a head, at a cost linear in
+    the number of tokens (XCiT)."""
     window: Width | None = None
-    """Side in patches of the squares that `mask: window` attends within."""
+    """Side of a window of `mask: window`, in patches."""
     full_blocks: Ints = ()
-    """Blocks, from 1, that attend over the whole image although `mask: window` is set."""
+    """Blocks without the mask of `mask: window`, counted from 1."""
     shift: Width | None = None
-    """Patches that `mask: window` is moved by in every second block (Swin: half a window)."""
+    """How far `mask: window` moves its windows in every second block, in patches (Swin: half a
+    window); null: not at all."""
     neighbors: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Nearest patches that each patch sees under `mask: neighborhood`, itself among them."""
+    """Patches that each patch attends to under `mask: neighborhood`, itself included."""
     qkv_bias: Annotated[str, one_of(variants.QKV_BIASES)] = "qkv"
+    """Which projections have a bias. qkv: queries, keys and values; qv: queries and values (BEiT);
+    none."""
     qk_norm: Annotated[str, one_of(variants.QK_NORMS)] = "none"
+    """Normalization of queries and keys. none; width: over all heads together (InternViT); head:
+    per head."""
     qk_norm_kind: Annotated[str, one_of(variants.NORMS)] = "layernorm"
+    """The norm of `qk_norm`: layernorm or rmsnorm."""
     qk_norm_eps: PositiveFloat = 1e-6
+    """Added to the variance in the norm of `qk_norm`."""
     inner_norm: bool = False
-    """A norm on what the heads give, before the output projection (EVA-02's CLIP towers)."""
+    """Whether the heads' output is normalized before the output projection (EVA-02)."""
     proj_bias: bool = True
+    """Whether the output projection has a bias."""
     dropout: Rate = 0.0
+    """Probability that an attention weight is set to 0 in training."""
     attend: AttendKind = "fused"
+    """How attention is computed. fused: torch's scaled_dot_product_attention; explicit: softmax of
+    the (N, N) scores. Both give the same numbers up to rounding."""
 
 
 class EncoderConfig(Section):
     """The encoder; the defaults are ViT-B/16 at 224 px."""
 
     image_size: Size = (224, 224)
-    """The native size: what the position table is made for."""
+    """The native size in pixels, height and width, for which the position table is stored; one
+    number means a square."""
     patch_size: Width = 16
+    """Side of a patch, in pixels."""
     channels: Width = 3
+    """Channels of the image; 3 is RGB."""
     hidden: Width = 768
+    """Width of a token, in channels."""
     depth: Annotated[int, Field(ge=1, le=1_000)] = 12
+    """Number of blocks."""
     heads: Width = 12
+    """Attention heads per block; they divide `hidden`."""
     mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] = 3072
+    """Inner width of the MLP of a block, in channels."""
 
     patch_bias: bool = True
+    """Whether the patch embedding has a bias."""
     patch_norm: bool = False
-    """A norm on the projected patches, before positions are added (AIMv2)."""
+    """Whether the embedded patches are normalized before positions are added (AIMv2)."""
     cls_token: bool = True
+    """Whether a learned CLS token is the first token."""
     dist_token: bool = False
+    """Whether a learned distillation token comes after CLS (DeiT)."""
     registers: int = Field(default=0, ge=0, le=65_536)
+    """Learned register tokens before the patches (Darcet et al. 2023)."""
 
     position: Annotated[str, one_of(variants.POSITIONS)] = "learned"
+    """The position encoding. learned: a trained table; sincos2d: a fixed table of sines and
+    cosines; rope2d: rotary; learned+rope2d: both; alibi2d: biases of the scores by distance;
+    relative2d: a trained bias of the scores per head and offset (BEiT); none."""
     position_table: TableConfig = TableConfig()
+    """The table of `position: learned`, `sincos2d` and `learned+rope2d`."""
     rope: RopeConfig = RopeConfig()
+    """The rotations of `position: rope2d` and `learned+rope2d`."""
 
     ln_pre: bool = False
-    """A norm on the tokens before the first block (CLIP)."""
+    """Whether the tokens are normalized before the first block (CLIP)."""
     norm: Annotated[str, one_of(variants.NORMS)] = "layernorm"
+    """The norm of blocks, final norm and pooling: layernorm or rmsnorm."""
     norm_eps: PositiveFloat = 1e-6
+    """Added to the variance in every norm."""
     norm_placement: NormPlacement = "pre"
+    """pre: before attention and MLP; post: after each residual sum."""
     final_norm: bool | None = None
-    """The norm after the last block; null means yes for pre-norm and no for post-norm."""
+    """Whether the tokens are normalized after the last block; null: with `norm_placement: pre`
+    only."""
 
     attention: AttentionConfig = AttentionConfig()
+    """The self-attention of every block."""
     mlp: Annotated[str, one_of(variants.MLPS)] = "plain"
+    """The MLP of a block. plain: two linear maps; gated: three, activation(gate) * value
+    (SwiGLU with `activation: silu`)."""
     mlp_bias: bool = True
+    """Whether the linear maps of the MLP have biases."""
     mlp_norm: bool = False
-    """A norm on the MLP's hidden channels, before its second map (EVA-02)."""
+    """Whether the MLP's inner channels are normalized before its last linear map (EVA-02)."""
     activation: ActivationKind = "gelu"
+    """The activation of the MLP. gelu: exact; gelu_tanh: by tanh; quick_gelu: x * sigmoid(1.702 x)
+    (CLIP); silu."""
     layer_scale: float | None = None
-    """Initial value of the per-channel LayerScale; null means there is none."""
+    """Initial value of the per-channel factor on each residual branch (LayerScale); null: no such
+    factor."""
 
     dropout: Rate = 0.0
+    """Probability that a value of the attention's output or of the MLP's inner activation is set
+    to 0 in training."""
     drop_path: Rate = 0.0
-    """Rate at the last block; it grows linearly from zero at the first."""
+    """Probability that an image skips a residual branch in training (stochastic depth), at the
+    last block; it rises linearly from 0 at the first."""
 
     pooling: Annotated[str, one_of(variants.POOLINGS)] = "cls"
+    """How tokens become one vector per image. cls: the CLS token; mean: the mean of the patches;
+    cls+mean: both, concatenated; map: attention by a learned query (SigLIP); none."""
     pool_heads: Width | None = None
-    """Heads of `pooling: map`; null means those of the blocks."""
+    """Attention heads of `pooling: map`; null: as many as in a block."""
     pool_mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Width of the MLP of `pooling: map`; null means that of the blocks."""
+    """Inner width of the MLP of `pooling: map`, in channels; null: `mlp_hidden`."""
     pool_prefix: bool = False
-    """`pooling: map` reads the prefix tokens too (Perception Encoder)."""
+    """Whether `pooling: map` reads the prefix tokens too (Perception Encoder)."""
     pool_norm: bool = False
-    """A norm on the pooled vector (CLIP's LN on CLS, timm's fc_norm)."""
+    """Whether the pooled vector is normalized (CLIP's LN on CLS, timm's fc_norm)."""
     head: Annotated[str, one_of(variants.HEADS)] = "none"
+    """What follows pooling. none; linear: a classifier; tanh: a square linear map and tanh;
+    tanh_linear: a classifier on it; projection: a linear map without bias (CLIP); distilled: the
+    mean of a classifier on CLS and one on the distillation token (DeiT); merger: a norm and an MLP
+    on each 2x2 patches (Qwen2-VL)."""
     head_out: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Width of the head's output: classes, projection or language width."""
+    """Width of the head's output: number of classes, or channels of a projection or merger."""
 
     init: InitScheme = "trunc_normal"
+    """How matrices are initialized. trunc_normal: normal of standard deviation `init_std`, cut at
+    2; xavier_uniform: uniform by the matrix's two widths (Glorot and Bengio 2010)."""
     init_std: PositiveFloat = 0.02
+    """Standard deviation of `init: trunc_normal` and of learned tokens and tables."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -251,30 +318,49 @@ class PreprocessConfig(Section):
     """From decoded RGB pixels to the tensor the encoder reads: resize, crop, scale, normalize."""
 
     resize: ResizeKind = "squash"
-    """shortest: the shorter side to `resize_size`, aspect kept (two different numbers: the smallest
-    image of this aspect that covers both); squash: both sides, aspect lost; smart: both sides to
-    multiples of `multiple` between `min_pixels` and `max_pixels` (Qwen2-VL); patches: the aspect
-    kept, at most `max_patches` squares of `multiple` px (SigLIP 2 NaFlex); tile: the longer side to
-    `longest_edge`, with `split` then up to multiples of the tile, then squashed to `resize_size`,
-    the tile (Idefics 3); bounded: the aspect kept while the longer side is at most `longest_edge`,
-    then each side at least `shortest_edge` (Idefics 2)."""
+    """How the image is resized. none; shortest: its shorter side to `resize_size` at the same
+    aspect ratio (two different numbers: the smallest such image that covers both); squash: to
+    `resize_size` at another aspect ratio; smart: both sides to multiples of `multiple`, between
+    `min_pixels` and `max_pixels` (Qwen2-VL); patches: at the same aspect ratio to at most
+    `max_patches` squares of `multiple` pixels (SigLIP 2 NaFlex); tile: the longer side to
+    `longest_edge`, with `split` then both to multiples of the tile, then to `resize_size`, the
+    tile (Idefics 3); bounded: at the same aspect ratio to a longer side of at most `longest_edge`,
+    then each side to at least `shortest_edge` (Idefics 2)."""
     resize_size: Size | None = (224, 224)
+    """Height and width after resizing, in pixels; one number means a square. null with
+    `resize: none`, `smart` and `patches`."""
     filter: FilterKind = "bilinear"
+    """Pillow's filter for resizing: nearest, box, bilinear, hamming, bicubic or lanczos."""
     resize_dtype: Literal["uint8", "float32"] = "uint8"
-    """float32 divides by 255 before resizing, as DINOv3 does; uint8 rounds to 8 bits after."""
+    """uint8: resized values are rounded to 8 bits; float32: pixels are divided by 255 before
+    resizing (DINOv3)."""
     crop_size: Size | None = None
+    """Height and width of the center crop after resizing, in pixels; null: no crop. A crop larger
+    than the image pads it with black."""
     crop_rounding: Literal["floor", "round"] = "floor"
-    """Offset of the center crop: floor((H-h)/2), or Python's round as torchvision and timm do.
-    A crop larger than the image pads with black; an odd pixel goes first with floor, last else."""
+    """Where half a pixel of the center crop goes. floor: the offset is rounded down; round: as
+    Python's round, as torchvision and timm do. Of an odd number of padded pixels the extra one is
+    first with floor and last with round."""
     multiple: Width = 28
+    """Pixels whose multiples the sides are with `resize: smart`; side of a patch with
+    `resize: patches`."""
     min_pixels: Count = 56 * 56
+    """Smallest area of `resize: smart`, in pixels."""
     max_pixels: Count = 14 * 14 * 4 * 1280
+    """Largest area of `resize: smart`, in pixels."""
     max_patches: Width = 256
+    """Most patches per image of `resize: patches`."""
     longest_edge: int = Field(default=1456, ge=1, le=4096)
+    """Longest side of the image in pixels, before `resize: tile` splits it and with
+    `resize: bounded`."""
     shortest_edge: int = Field(default=378, ge=1, le=4096)
+    """Shortest side of the image with `resize: bounded`, in pixels."""
     split: bool = True
+    """Whether `resize: tile` splits the image into tiles."""
     mean: Triple = (0.5, 0.5, 0.5)
+    """Subtracted from red, green, blue, which are 0 to 1."""
     std: Triple = (0.5, 0.5, 0.5)
+    """Red, green, blue are divided by it after `mean` is subtracted."""
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -319,10 +405,13 @@ class ModelConfig(Section):
     """A whole model: the encoder and the preprocessing that belongs to it."""
 
     name: str = "custom"
+    """The name of the model in tables and figures."""
     encoder: EncoderConfig = EncoderConfig()
+    """The encoder's keys."""
     preprocess: PreprocessConfig = PreprocessConfig()
+    """The keys of its preprocessing."""
     classes: Names | None = None
-    """What the outputs of a classifier stand for, in their order; null where that is unknown."""
+    """Names of the outputs of a classifier, in their order; null: unknown."""
 
     @property
     def input_size(self) -> tuple[int, int]:

@@ -42,13 +42,17 @@ QkvPart = Literal["q", "k", "v"]
 
 
 class ShapesData(Section):
-    """Images drawn on the fly; image i depends on `train.seed`, i and these keys alone."""
+    """Drawn images of shapes; image i depends on `train.seed`, i and these keys alone."""
 
     classes: words(ShapeName) = ("circle", "square", "triangle", "cross")  # type: ignore[valid-type]
+    """The shapes, two or more: circle, square, triangle, cross, diamond, pentagon, hexagon, star,
+    ring."""
     train_size: Count = 16_384
+    """Training images."""
     val_size: Count = 2_048
+    """Validation images."""
     difficulty: Fraction = 0.1
-    """0 to 1: more rotation, less contrast, more noise."""
+    """0 to 1; a larger value means more rotation, less contrast and more noise."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -58,27 +62,31 @@ class ShapesData(Section):
 
 
 class ImagesData(Section):
-    """Images on disk, and what is done to them before the model sees them in training."""
+    """Images on disk, and how they are augmented in training."""
 
     path: str | None = None
-    """The folder, the `DATA` of the command line."""
+    """The folder of images, as `DATA` on the command line."""
     kind: DataKind = "auto"
-    """auto looks at the files: a folder per class, or a published set's own; idx is any set in
-    MNIST's format."""
+    """The format of the files. auto: found by their content; folder: a folder per class; cifar10,
+    cifar100, mnist, fashion-mnist: the published files; idx: any set in MNIST's format."""
     val_fraction: Rate = 0.1
-    """About this share of each class is held out where there is no split to validate on."""
+    """Share of each class that is held out for validation if the data have no such split."""
     train_limit: Count | None = None
-    """Use only this many training images, drawn by the seed."""
+    """Number of training images to use, drawn by the seed; null: all."""
     workers: int = Field(default=0, ge=0, le=256)
-    """Processes that read and augment; 0 does it in the training process."""
+    """Processes that read and augment images; 0: the training process does it."""
     crop_scale: Pair | None = (0.08, 1.0)
-    """Area of the random resized crop; null resizes the whole image."""
+    """Smallest and largest area of the random resized crop, as shares of the image; null: the
+    whole image is resized."""
     crop_ratio: Pair = (0.75, 4 / 3)
+    """Smallest and largest aspect ratio, width over height, of the random resized crop."""
     pad_crop: int = Field(default=0, ge=0, le=65_536)
-    """Pixels of zeros around the image before a random crop of the input size."""
+    """Pixels of zeros on each side of the image before a random crop of the input size; 0: no such
+    crop."""
     flip: Fraction = 0.5
+    """Probability of a horizontal flip."""
     erase: Fraction = 0.0
-    """Probability of random erasing (Zhong et al. 2020)."""
+    """Probability of random erasing per image (Zhong et al. 2020)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -92,16 +100,18 @@ class ImagesData(Section):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters on chosen heads; no head means none."""
+    """Low-rank adapters on chosen attention heads (LoRA, Hu et al. 2022)."""
 
     heads: words(str) = ()  # type: ignore[valid-type]
-    """BLOCK:HEAD, both from 1."""
+    """The adapted heads as BLOCK:HEAD, both counted from 1; empty: no adapters."""
     rank: Width = 4
+    """Rank of each adapter."""
     alpha: PositiveFloat = 8.0
-    """The adapter is scaled by alpha / rank."""
+    """Adapters are scaled by alpha / rank."""
     on: words(QkvPart) = ("q", "k", "v")  # type: ignore[valid-type]
+    """The projections that are adapted: q (queries), k (keys), v (values)."""
     train_head: bool = False
-    """Train the classifier too."""
+    """Whether the classifier is trained beside the adapters."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -127,57 +137,68 @@ class LoraConfig(Section):
 
 
 class TrainConfig(Section):
-    """The recipe."""
+    """The training recipe."""
 
     weights: str | None = None
-    """Where the encoder's weights come from at the start; null draws them from the seed."""
+    """Checkpoint that initializes the encoder: file, directory or hub id; null: random weights."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Weights, order, drawing, augmentation and dropout all follow from it."""
+    """Seed of random weights, order of images, drawn images, augmentation and dropout."""
     epochs: Count = 1
+    """Passes over the training images."""
     batch: Count = 32
-    """Images of one optimizer step, over all processes and micro-batches."""
+    """Images per optimizer step, over all processes and micro-batches."""
     accumulate: Count = 1
-    """Micro-batches that a step is split into; as over processes, dropout draws other masks."""
+    """Micro-batches per step; with dropout each number of them draws other masks."""
 
     lr: PositiveFloat = 1e-3
+    """Peak learning rate of AdamW."""
     warmup: float | int = Field(default=0, ge=0)
-    """Linear warm-up: a fraction of all steps below 1, else a number of steps."""
+    """Linear warm-up of the learning rate: below 1 a fraction of all steps, else a number of
+    steps."""
     schedule: Literal["cosine", "constant"] = "cosine"
+    """The learning rate after the warm-up. cosine: falls to `min_lr` at the last step; constant."""
     min_lr: float = Field(default=0.0, ge=0.0)
-    """Where the cosine ends."""
+    """Learning rate at the end of `schedule: cosine`."""
     weight_decay: float = Field(default=0.05, ge=0.0)
-    """On matrices only: norms, biases, tokens, tables and LayerScale have none."""
+    """AdamW's weight decay, on matrices only: norms, biases, tokens, tables and LayerScale have
+    none."""
     betas: Pair = (0.9, 0.999)
+    """AdamW's decay rates of the two moments of the gradient."""
     eps: PositiveFloat = 1e-8
+    """AdamW's epsilon, added to the root of the second moment."""
     clip_grad: PositiveFloat | None = None
-    """Largest norm of the gradient of all parameters; null leaves it as it is."""
+    """Largest norm of the gradient of all parameters together; null: no clipping."""
 
     label_smoothing: Rate = 0.0
+    """Share of each label that is spread evenly over all classes."""
     mixup: float = Field(default=0.0, ge=0.0)
-    """Alpha of mixup's Beta distribution (Zhang et al. 2018); 0 is off."""
+    """Alpha of mixup's Beta distribution (Zhang et al. 2018); 0: no mixup."""
     cutmix: float = Field(default=0.0, ge=0.0)
-    """Alpha of CutMix's Beta distribution (Yun et al. 2019); with both, each batch takes one."""
+    """Alpha of CutMix's Beta distribution (Yun et al. 2019); 0: no CutMix. With mixup too, each
+    batch uses one of both."""
     ema: Rate | None = None
-    """Decay d of the averaged weights, which are then those that are validated; after t updates
-    the decay is min(d, (1 + t) / (10 + t)), so that the first ones do not linger."""
+    """Decay d of the averaged weights, which are then validated and saved beside the raw ones;
+    after t updates it is min(d, (1 + t) / (10 + t)). null: no average."""
 
     freeze: Literal["none", "encoder"] = "none"
-    """encoder trains the classifier alone, a linear probe."""
+    """What is not trained. none; encoder: only the classifier is trained (a linear probe)."""
     lora: LoraConfig = LoraConfig()
+    """Low-rank adapters; with any, the encoder's own weights are not trained."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 autocasts the forward pass; weights and optimizer stay float32."""
+    """The dtype of the forward pass. bfloat16: autocast; weights and optimizer stay float32."""
     compile: bool = False
+    """Whether torch.compile compiles the model."""
     threads: Width | None = None
-    """CPU threads of each process; null is one for a small model and torch's choice else."""
+    """CPU threads per process; null: one for a small model, else torch's choice."""
     log_every: Count = 1
-    """Steps between lines of metrics.jsonl."""
+    """Steps per line of metrics.jsonl."""
     snapshot_every: Count = 100
-    """Steps between snapshots; the last step has one too, and so has a run that is interrupted."""
+    """Steps per snapshot; the last step and an interrupted run write one too."""
     snapshot_seconds: PositiveFloat = 60.0
-    """Longest time between snapshots, counted at the end of a step."""
+    """Longest time between snapshots, in seconds, checked after each step."""
     tensorboard: bool = False
-    """Event files in the run directory."""
+    """Whether TensorBoard event files are written into the run directory."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -199,17 +220,21 @@ class TrainConfig(Section):
 
 
 class ShapesRun(ModelConfig):
-    """`vitcli train-shapes`."""
+    """The config of `vitcli train-shapes`."""
 
     data: ShapesData = ShapesData()
+    """The drawn images."""
     train: TrainConfig = TrainConfig()
+    """The training recipe."""
 
 
 class ImagesRun(ModelConfig):
-    """`vitcli train`."""
+    """The config of `vitcli train`."""
 
     data: ImagesData = ImagesData()
+    """The images on disk."""
     train: TrainConfig = TrainConfig()
+    """The training recipe."""
 
 
 SHAPES_RECIPE: dict[str, Any] = {
