@@ -277,14 +277,15 @@ def _check_room(parameters: int) -> None:
     needed = 4 * parameters
     if memory > 0 and needed > memory:
         raise VitcliError(
-            f"the encoder: its float32 weights need {needed / 2**30:,.1f} GiB, and this machine "
-            f"has {memory / 2**30:,.1f} GiB of memory",
-            "choose a smaller preset, or see `vitcli params` for what each key costs",
+            f"the encoder: its float32 weights do not fit in memory (got {needed / 2**30:,.1f} "
+            "GiB, "
+            f"expected at most {memory / 2**30:,.1f} GiB)",
+            "choose a smaller preset from `vitcli presets`",
         )
 
 
 def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
-    """A fresh encoder on the CPU in float32, in eval mode, its weights drawn from `seed`.
+    """An encoder on the CPU in float32, in eval mode, its weights drawn from `seed`.
 
     Raises:
         VitcliError: its weights are larger than the machine's memory.

@@ -17,7 +17,7 @@ from vitcli.model import AT_ONCE, Color, Model, Picture, Pictures, picture_list,
 from vitcli.results import FailedImage
 
 Advance = Callable[[int, int], None]
-"""Told (done, total) as work goes on."""
+"""Called with (done, total) as work goes on."""
 
 
 @dataclass(frozen=True)

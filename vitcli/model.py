@@ -1,4 +1,4 @@
-"""A model that runs: loaded from what names it, asked for its features and attention."""
+"""A model: loading, preprocessing, features and attention."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ from vitcli.nn.encoder import (
     VisionEncoder,
     attentions,
     explicit_attention,
+    hooked,
     layer_points,
-    tapped,
 )
 from vitcli.results import LoadReport, ModelInfo
 
@@ -122,7 +122,7 @@ class _Layers(dict[int, "Features"]):
 
 @dataclass(frozen=True)
 class Features:
-    """What an encoder makes of B images: vectors of its tokens, on the model's device.
+    """Vectors of the tokens of B images, on the model's device.
 
     At the end of the encoder the tokens are those after the final norm. In `layers` they are as
     the blocks pass them on: 0 is the input of the first block, i the output of block i, -1 the
@@ -140,7 +140,7 @@ class Features:
     pooled: Tensor | None = None
     """(B, D), or (B, 2D) for CLS + mean; None without pooling."""
     output: Tensor | None = None
-    """What the head gives, (B, width); None without a head."""
+    """Output of the head, (B, width); None without a head."""
     layers: Mapping[int, Features] = field(default_factory=dict)
     """The layers asked for, by number."""
 
@@ -165,10 +165,11 @@ class Model:
     config: ModelConfig
     encoder: VisionEncoder
     known_preprocessing: PreprocessConfig | None
-    """None where neither the weights' source nor the user tells how pixels are prepared."""
+    """None if neither the weights' source nor the user gives a preprocessing config."""
     weights: str
-    """Where the weights come from: `fresh (seed 0)` or the source as given."""
+    """Where the weights come from: `random (seed 0)` or the source as given."""
     fresh: bool
+    """Whether the weights are random."""
     device: torch.device
     dtype: torch.dtype
     asked_size: tuple[int, int] | None = None
@@ -176,17 +177,17 @@ class Model:
     asked_engine: str | None = None
     """`--engine`; None for the default."""
     report: LoadReport | None = None
-    """How the checkpoint was read; None for fresh weights."""
+    """How the checkpoint was read; None for random weights."""
     request: ModelRequest | None = None
     """What it was loaded from."""
 
     @property
     def preprocessing(self) -> PreprocessConfig:
-        """How pixels are prepared. Raises VitcliError where nothing tells it."""
+        """The preprocessing config. Raises VitcliError if it is unknown."""
         if self.known_preprocessing is None:
             raise VitcliError(
-                f"{self.weights}: no preprocessing config found in it",
-                f"preprocessor_config.json beside the weights, {NAME_A_PRESET}, or "
+                f"{self.weights}: the preprocessing config is missing",
+                f"put preprocessor_config.json beside the weights, or add {NAME_A_PRESET} or "
                 "--set preprocess.KEY=VALUE",
             )
         return self.known_preprocessing
@@ -196,7 +197,7 @@ class Model:
         channels = self.config.encoder.channels
         if channels != 3:
             raise VitcliError(
-                f"{self.name} reads {channels} channels, and images have 3",
+                f"{self.name}: does not read RGB images (got {channels} channels, expected 3)",
                 "--set encoder.channels=3",
             )
 
@@ -231,11 +232,11 @@ class Model:
 
     @property
     def faster_way(self) -> str:
-        """How to run it much faster here than in float32 on this device; empty where nothing is."""
+        """A hint about a much faster dtype or engine on this machine; empty if there is none."""
         return faster_way(self.device, self.dtype)
 
     def choose_engine(self, batch: int = AT_ONCE) -> str:
-        """Settle `--engine auto` by a trial on batches of this size; the choice in words."""
+        """Resolve `--engine auto` by a trial on batches of this size; the choice as a sentence."""
         channels = self.config.encoder.channels
         zeros = torch.zeros(batch, channels, *self.input_size, dtype=self.dtype)
         self.runner.choose(zeros.to(self.device))
@@ -294,7 +295,8 @@ class Model:
         if len(sizes) > 1:
             shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
             raise VitcliError(
-                f"images: {self.name} keeps the size of each image, and these differ ({shown})",
+                f"images: their sizes differ (got {shown}), and {self.name} does not resize to "
+                "one size",
                 "call it once per image, or vitcli.load(..., image_size=N)",
             )
         return torch.stack(pixels).to(self.device, self.dtype)
@@ -319,7 +321,7 @@ class Model:
         kept: dict[int, list[Tensor]] = {layer: [] for layer in wanted}
         outputs: list[EncoderOutput] = []
         points = [(modules[layer], kept[layer].append) for layer in wanted]
-        with self.runner.kernels(), tapped(points):
+        with self.runner.kernels(), hooked(points):
             for batch in pixels.split(AT_ONCE):
                 outputs.append(self.encoder(batch))
         grid = self.encoder.front_end.grid(pixels)
@@ -351,7 +353,7 @@ class Model:
         depth = len(attentions(self.encoder))
         if block == 0 or not -depth <= block <= depth:
             raise VitcliError(
-                f"block={block}: this encoder does not have this block (got {block}, expected 1 "
+                f"block={block}: the encoder does not have this block (got {block}, expected 1 "
                 f"to {depth}, or -1 for the last)",
                 f"block={depth}",
             )
@@ -359,7 +361,7 @@ class Model:
         rows: list[Tensor] = []
         with explicit_attention(self.encoder) as probabilities:
             module = probabilities[block - 1 if block > 0 else block]
-            with self.runner.kernels(), tapped([(module, rows.append)]):
+            with self.runner.kernels(), hooked([(module, rows.append)]):
                 for batch in pixels.split(AT_ONCE):
                     self.encoder(batch)
         return torch.cat(rows)
@@ -370,7 +372,7 @@ class Model:
         channels = self.config.encoder.channels
         if images.ndim != 4 or images.shape[1] != channels or not len(images):
             raise VitcliError(
-                f"images: the tensor has another shape (got {tuple(images.shape)}, expected "
+                f"images: the tensor has the wrong shape (got {tuple(images.shape)}, expected "
                 f"(B, {channels}, height, width))",
                 "make it with model.transform(images)",
             )
@@ -437,7 +439,7 @@ def load(
         dtype: float32, bfloat16, float16 or float64.
         which: "ema" or "raw", where a checkpoint has an averaged copy of its weights; None is the
             average.
-        prefix: what precedes the vision tower's tensor names, where it is not found by itself.
+        prefix: what precedes the vision tower's tensor names, if it is not found automatically.
         engine: one of `vitcli.engines.ENGINES` or auto; None is the fastest that needs no
             preparation. "reference" runs a checkpoint by its own library (extra `reference`).
 
@@ -451,7 +453,7 @@ def load(
         taken = {"preset": preset, "config": config, "weights": weights}
         if taken[kind] is not None:
             raise VitcliError(
-                f"vitcli.load: {kind} is given twice ({text} and {kind}={taken[kind]})",
+                f"vitcli.load: {kind} is given twice (got {text} and {kind}={taken[kind]})",
                 "give it once",
             )
         taken[kind] = text
@@ -498,8 +500,8 @@ def kind_of(text: str) -> str:
     if text in preset_names():
         if path.exists():
             raise VitcliError(
-                f"{text}: names a preset and a path in this folder",
-                f"preset={text!r} or weights='./{text}'",
+                f"{text}: is both a preset and a path in this folder",
+                f"write preset={text!r} or weights='./{text}'",
             )
         return "preset"
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -508,7 +510,7 @@ def kind_of(text: str) -> str:
         return "weights"
     raise VitcliError(
         f"{text}: is not a preset, a file, a directory or a hub id",
-        nearest(text, preset_names(), "`vitcli presets` lists the presets"),
+        nearest(text, preset_names(), "run `vitcli presets` for the list"),
     )
 
 
@@ -529,7 +531,9 @@ def pick_device(name: str) -> torch.device:
     kind, _, index = name.partition(":")
     if int(index or 0) >= here[kind]:
         there = ", ".join(kind for kind, count in here.items() if count)
-        raise VitcliError(f"--device {name}: not available here", f"auto, {there}")
+        raise VitcliError(
+            f"--device {name}: is not available (expected auto, {there})", "--device auto"
+        )
     return torch.device(name)
 
 
@@ -565,8 +569,8 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
     if request.weights is None:
         if not of_encoder:
             raise VitcliError(
-                f"--adapter {request.adapter}: adapts a checkpoint, and none is given",
-                "--weights SOURCE",
+                f"--adapter {request.adapter}: --weights is missing",
+                "add --weights SOURCE",
             )
         config = request.fresh_config()
         encoder = build_encoder(config.encoder, request.seed)
@@ -585,7 +589,7 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
     check_table_rule(request.settings, config.encoder)
-    weights = request.weights or f"fresh (seed {request.seed})"
+    weights = request.weights or f"random (seed {request.seed})"
     if request.adapter:
         if of_encoder:
             add_adapters(encoder, request.adapter, peft)
@@ -696,7 +700,7 @@ def add_adapters(
             add_adapter_state(encoder, load_file(path))
     except (OSError, SafetensorError, ValueError) as error:
         raise VitcliError(
-            f"--adapter {path}: {error}", "the adapter.safetensors of a run on these weights"
+            f"--adapter {path}: {error}", "name the adapter.safetensors of a run on these weights"
         ) from error
 
 
@@ -719,6 +723,6 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
 
 
 def _preset(request: ModelRequest) -> ModelConfig | None:
-    """What the user names for help with weights that do not tell everything."""
+    """The preset or config that completes a checkpoint's settings."""
     named = request.preset or request.config_file
     return load_config(ModelConfig, request.preset, request.config_file) if named else None

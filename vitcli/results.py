@@ -20,11 +20,13 @@ from typing import Any, ClassVar
 from vitcli.errors import VitcliError
 
 SCHEMA_VERSION = 1
+RANDOM_WEIGHTS = "weights are random: results describe the architecture, not a trained encoder"
+"""Beside every result of an encoder without a checkpoint."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The encoder that gave an answer."""
+    """The encoder of a result."""
 
     name: str
     parameters: int
@@ -36,7 +38,7 @@ class ModelInfo:
     device: str
     dtype: str
     checkpoint: LoadReport | None = None
-    """How the weights were read; None where they are fresh."""
+    """How the weights were read; None for random weights."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepar
 from vitcli.engines.onnx_runtime import build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import hooked, layer_points
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
 VARIANTS = [
@@ -34,7 +34,7 @@ def check(name: str, changes: dict, batches: tuple[int, ...] = (1, 3)) -> None:
         images = torch.randn(batch, 3, 24, 32, generator=torch.Generator().manual_seed(batch))
         answer, layers = engine.run_layers(images)
         seen: list[torch.Tensor] = []
-        with torch.no_grad(), tapped((module, seen.append) for _, module in points):
+        with torch.no_grad(), hooked((module, seen.append) for _, module in points):
             reference = encoder(images)
         for ours, theirs in zip((*answer, *layers), (*reference, *seen), strict=True):
             assert (ours is None) == (theirs is None)

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.conftest import tiny_encoder
 from vitcli.engines.pytorch import ONEDNN, onednn_kernels
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import hooked, layer_points
 
 pytestmark = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
 OPERATOR = "mkldnn::_linear_pointwise"
@@ -59,7 +59,7 @@ def test_hooks_inside_the_feed_forward_still_fire(images):
     seen = []
     points = [(block.feed_forward.activation, seen.append), (block.attention.qkv, seen.append)]
     points += [(layer_points(fast)[1][1], seen.append), (fast.vit, seen.append)]
-    with torch.inference_mode(), onednn_kernels(fast), tapped(points):
+    with torch.inference_mode(), onednn_kernels(fast), hooked(points):
         fast(images.float())
     assert len(seen) == 4
 

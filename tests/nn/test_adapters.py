@@ -15,7 +15,7 @@ from vitcli.nn.adapters import (
     add_adapter_state,
     merged_state,
 )
-from vitcli.nn.encoder import VisionEncoder, attentions, tapped
+from vitcli.nn.encoder import VisionEncoder, attentions, hooked
 
 D, d = 24, 8
 
@@ -23,7 +23,7 @@ D, d = 24, 8
 def head_outputs(encoder: VisionEncoder, layer: int, images: Tensor) -> Tensor:
     """(B, H, N, d) as the attention of a layer gives them, before the output projection."""
     seen: list[Tensor] = []
-    with torch.no_grad(), tapped([(attentions(encoder)[layer].attend, seen.append)]):
+    with torch.no_grad(), hooked([(attentions(encoder)[layer].attend, seen.append)]):
         encoder(images)
     return seen[0]
 

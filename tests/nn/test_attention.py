@@ -6,7 +6,7 @@ import torch
 from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block
 from vitcli.nn.attention import ExplicitAttention, FusedAttention, join_masks
-from vitcli.nn.encoder import explicit_attention, tapped
+from vitcli.nn.encoder import explicit_attention, hooked
 
 N = 13
 CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
@@ -41,7 +41,7 @@ def test_attention_rows_sum_to_one_along_the_keys(images: torch.Tensor) -> None:
     sums = []
     with (
         explicit_attention(encoder) as probabilities,
-        tapped((module, lambda rows: sums.append(rows.sum(-1))) for module in probabilities),
+        hooked((module, lambda rows: sums.append(rows.sum(-1))) for module in probabilities),
     ):
         encoder(images)
     assert len(sums) == 2

@@ -9,7 +9,7 @@ from vitcli.build import build_block, build_encoder
 from vitcli.config.schema import EncoderConfig
 from vitcli.nn.attention import WindowMask
 from vitcli.nn.block import DropPath
-from vitcli.nn.encoder import VisionEncoder, layer_points, tapped
+from vitcli.nn.encoder import VisionEncoder, hooked, layer_points
 from vitcli.nn.pooling import MapPooling
 
 
@@ -225,7 +225,7 @@ def test_layer_points_name_every_layer(images: torch.Tensor) -> None:
     assert names(tiny_encoder(norm_placement="post")) == ["input", "block 1", "block 2"]
     encoder = tiny_encoder()
     seen: dict[str, torch.Tensor] = {}
-    with tapped(
+    with hooked(
         (module, lambda x, name=name: seen.update({name: x}))
         for name, module in layer_points(encoder)
     ):

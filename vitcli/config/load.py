@@ -56,7 +56,7 @@ def parse_setting(text: str) -> Setting:
     key, equals, value = text.partition("=")
     source = f"--set {text if len(text) <= 80 else text[:79] + '…'}"
     if not equals or not key.strip():
-        raise VitcliError(f"{source}: expected KEY=VALUE", "for example --set encoder.depth=6")
+        raise VitcliError(f"{source}: is not KEY=VALUE", "--set encoder.depth=6")
     return Setting(tuple(key.strip().split(".")), parse_value(value, source), source)
 
 
@@ -96,7 +96,7 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
                 "vitcli encode, embed, neighbors, probe and compare run it",
             )
         hint = nearest(name[:100], preset_names(), "run `vitcli presets` for the list")
-        raise VitcliError(f"{named}there is no preset {_short(name)}", hint)
+        raise VitcliError(f"{named}{_short(name)} is not a preset", hint)
     file = resources.files("vitcli.config") / "presets" / f"{name}.yaml"
     document = parse_yaml(file.read_text(encoding="utf-8"), f"preset {name}")
     base = document.data.pop("preset", None)
@@ -166,7 +166,7 @@ class Layers:
                     dotted = ".".join(path[:depth])
                     raise VitcliError(
                         f"{setting.source}: {dotted} is a value, not a section",
-                        f"give {dotted} itself",
+                        f"set {dotted} itself",
                     )
                 node = child
             node[path[-1]] = value
@@ -205,11 +205,11 @@ def load_config(
     document = read_yaml(file) if file else None
     base = document.data.pop("preset", None) if document else None
     if base is not None and not isinstance(base, str):
-        raise VitcliError(f"{file}: preset: expected a name", "run `vitcli presets` for the list")
+        raise VitcliError(f"{file}: preset: is not a name", "run `vitcli presets` for the list")
     if base and preset and base != preset:
         raise VitcliError(
-            f"{file} is based on preset {base!r}, the command line says {preset!r}",
-            "give one of the two",
+            f"--preset {preset}: {file} has another preset (got {preset}, expected {base})",
+            "leave out --preset",
         )
     # A file without a preset starts from the schema's defaults, which are ViT-B/16.
     name = preset or base or (None if document or start else DEFAULT_PRESET)
@@ -251,14 +251,12 @@ def check_grid(encoder: EncoderConfig, size: tuple[int, int]) -> tuple[int, int]
     rows, columns = encoder.grid_at(size)
     shown = f"an input of {size[0]}x{size[1]} px"
     if not rows * columns:
-        raise VitcliError(
-            f"{shown} is smaller than a patch of {patch} px", f"give --image-size {patch} or more"
-        )
+        raise VitcliError(f"{shown} is smaller than a patch of {patch} px", f"--image-size {patch}")
     if rows % cell or columns % cell:
         raise VitcliError(
             f"{shown} has {rows}x{columns} patches, but the {encoder.head} head joins "
             f"{cell}x{cell} of them",
-            f"give an --image-size that is a multiple of {cell * patch}",
+            f"--image-size {cell * patch * max(1, size[0] // (cell * patch))}",
         )
     return rows, columns
 
@@ -273,13 +271,13 @@ def validate(schema: type[Schema], layers: Layers) -> Schema:
 
 def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) -> VitcliError:
     problems = error.errors()
-    # A misspelled key comes first: the key that it stands for may also be missed.
+    # A misspelled key comes first: the key that was meant may also be missing.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
     path = tuple(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         source, dotted = layers.source(path), ".".join(path)
         if dotted in RENAMED:
-            return VitcliError(f"{source}: {dotted}: is called {RENAMED[dotted]}", RENAMED_HINT)
+            return VitcliError(f"{source}: {dotted}: is {RENAMED[dotted]} now", RENAMED_HINT)
         return VitcliError(f"{source}: {dotted}: unknown key", nearest(dotted, known_keys(schema)))
     if problem["type"] == "value_error":  # our own checks begin with the keys they are about
         named, _, text = str(problem["ctx"]["error"]).partition(": ")
@@ -380,16 +378,18 @@ def _crop_pct(crop: int, resize: int) -> float:
 
 
 NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
-"""The way out of weights that do not tell everything; commands on several encoders pair the two."""
+"""The hint for a checkpoint without config; commands on several encoders take NAME=SOURCE."""
 COPIES = ("ema", "raw")
 REFERENCE = "reference"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def check_device(name: str) -> None:
-    """Refuse what is no device anywhere; `vitcli.model.pick_device` knows what is here."""
+    """Refuse an unknown device; `vitcli.model.pick_device` refuses one that is not available."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name):
-        raise VitcliError(f"--device {name}: unknown", "auto, cpu, cuda, cuda:1 or mps")
+        raise VitcliError(
+            f"--device {name}: unknown (expected auto, cpu, cuda, cuda:1 or mps)", "--device auto"
+        )
 
 
 def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> None:
@@ -403,14 +403,14 @@ def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> Non
             POSITIONS[encoder.position].resizes
         ):
             raise VitcliError(
-                f"{setting.source}: there is no position table, the positions are "
-                f"{encoder.position}",
-                "leave it out",
+                f"{setting.source}: the encoder does not have a position table (position: "
+                f"{encoder.position})",
+                f"leave out {setting.source.partition(' ')[0]}",
             )
 
 
 def layer_index(layer: int, depth: int, named: str = "--layer") -> int:
-    """A layer as everything here counts them, 0 to `depth`.
+    """The number of a layer, 0 to `depth`.
 
     0 is the input of the first block, i the output of block i, -1 the last, as in transformers'
     `hidden_states`.
@@ -420,7 +420,7 @@ def layer_index(layer: int, depth: int, named: str = "--layer") -> int:
     """
     if not -depth - 1 <= layer <= depth:
         raise VitcliError(
-            f"{named} {layer}: this encoder does not have this layer (got {layer}, expected 0 to "
+            f"{named} {layer}: the encoder does not have this layer (got {layer}, expected 0 to "
             f"{depth}, or -1 for the last)",
             f"{named} {depth}",
         )
@@ -431,7 +431,7 @@ def layer_index(layer: int, depth: int, named: str = "--layer") -> int:
 class ModelRequest:
     """One encoder as the command line names it.
 
-    `weights` is a file, a directory or a hub id; without it the weights are fresh, drawn from
+    `weights` is a file, a directory or a hub id; without it weights are random, drawn from
     `seed`. `image_size` is (height, width) in pixels.
 
     Raises:
@@ -447,7 +447,7 @@ class ModelRequest:
     which: str | None = None
     """`ema` or `raw`, where the checkpoint has an averaged copy of its weights."""
     prefix: str | None = None
-    """What stands before the vision tower's tensor names, where it is not found by itself."""
+    """Prefix of the vision tower's tensor names, if it is not found automatically."""
     seed: int = 0
     image_size: tuple[int, int] | None = None
     device: str = "auto"
@@ -458,14 +458,19 @@ class ModelRequest:
     def __post_init__(self) -> None:
         check_device(self.device)
         if self.dtype not in DTYPES:
-            raise VitcliError(f"--dtype {self.dtype}: unknown", "one of " + ", ".join(DTYPES))
+            known = ", ".join(DTYPES)
+            raise VitcliError(
+                f"--dtype {self.dtype}: unknown (expected {known})", "--dtype float32"
+            )
         if self.which not in (None, *COPIES):
-            raise VitcliError(f"--which {self.which}: unknown", "--which " + "|".join(COPIES))
+            raise VitcliError(f"--which {self.which}: unknown (expected ema or raw)", "--which ema")
         for option, value in (("--which", self.which), ("--prefix", self.prefix)):
             if value is not None and self.weights is None:
-                raise VitcliError(f"{option} {value}: is about a checkpoint", "--weights SOURCE")
+                raise VitcliError(f"{option} {value}: --weights is missing", "add --weights SOURCE")
         if not 0 <= self.seed < 2**63:
-            raise VitcliError(f"--seed {self.seed}: out of range", "a number from 0 to 2^63 - 1")
+            raise VitcliError(
+                f"--seed {self.seed}: is out of range (expected 0 to 2^63 - 1)", "--seed 0"
+            )
         if self.by_library:
             self._check_library()
 

@@ -285,7 +285,7 @@ IMAGES_RECIPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun says to a process: which one of how many it is."""
+    """The place of this process among those that torchrun started."""
 
     rank: int = 0
     size: int = 1
@@ -353,9 +353,9 @@ class TrainRequest:
     def __post_init__(self) -> None:
         check_device(self.device)
         if self.accept_new_data and not self.resume:
-            raise VitcliError("--accept-new-data is for a run that is resumed", "add --resume")
+            raise VitcliError("--accept-new-data: --resume is missing", "add --resume")
         if self.extend and not self.resume:
-            raise VitcliError("--extend is for a run that is resumed", "add --resume")
+            raise VitcliError("--extend: --resume is missing", "add --resume")
 
     @property
     def resumed_config(self) -> Path | None:
@@ -389,5 +389,5 @@ class TrainRequest:
         check_table_rule(self.settings, config.encoder)
         lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
         if lone and not config.train.lora.heads:
-            raise VitcliError(f"{lone[0].source}: there is no adapter", "--lora BLOCK:HEAD")
+            raise VitcliError(f"{lone[0].source}: --lora is missing", "add --lora BLOCK:HEAD")
         return config

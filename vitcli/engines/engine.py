@@ -24,7 +24,7 @@ from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.measures import largest, largest_difference
-from vitcli.nn.encoder import EncoderOutput, Observer, VisionEncoder, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, Observer, VisionEncoder, hooked, layer_points
 
 Layers = tuple[EncoderOutput, list[Tensor]]
 """An encoder's output, and the (B, P+N, D) tokens at each of `layer_points`."""
@@ -187,7 +187,7 @@ class Runner:
         ):  # each layer is observed as it goes by, none is kept
             points = layer_points(self.encoder) if observe else []
             taps = [(module, observe) for _, module in points if observe]
-            with torch.inference_mode(), self.kernels(), tapped(taps):
+            with torch.inference_mode(), self.kernels(), hooked(taps):
                 answer: EncoderOutput = self.encoder(images)
             return answer
         size = tuple(images.shape[1:])

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from vitcli.engines.engine import Engine, Graph, Layers, shared_copy
 from vitcli.errors import VitcliError
 from vitcli.nn.block import FeedForward
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder, hooked, layer_points
 
 Module = TypeVar("Module", bound=nn.Module)
 LinearOperator = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tensor]
@@ -58,7 +58,7 @@ def _modules(
     @torch.inference_mode()
     def run(images: Tensor) -> Layers:
         seen: list[Tensor] = []
-        with kernels(), tapped((module, seen.append) for module in points):  # type: ignore[attr-defined]
+        with kernels(), hooked((module, seen.append) for module in points):  # type: ignore[attr-defined]
             output: EncoderOutput = encoder(images)
         return output, seen
 

@@ -186,7 +186,7 @@ Observer = Callable[[Tensor], None]
 
 
 @contextmanager
-def tapped(points: Iterable[tuple[nn.Module, Observer]]) -> Iterator[None]:
+def hooked(points: Iterable[tuple[nn.Module, Observer]]) -> Iterator[None]:
     """Call each observer with each output of its module; keep only what the observer keeps."""
     with ExitStack() as stack:
         for module, observe in points:
@@ -233,7 +233,7 @@ def explicit_attention(
 ) -> Iterator[list[nn.Module]]:
     """Attend by the explicit path inside the context.
 
-    Yields the module of each block whose output is the (B, H, N, N) probabilities, to be tapped;
+    Yields the module of each block whose output is the (B, H, N, N) probabilities, for `hooked`;
     with `head_by_head` it is called H times per forward with (B, 1, N, N), the first head first.
 
     Raises:
@@ -243,7 +243,7 @@ def explicit_attention(
     before = [module.attend for module in modules]
     if any(isinstance(attend, ChannelAttention) for attend in before):
         raise VitcliError(
-            "attention: the blocks attend over channels, so no token has weights on others",
+            "attention: blocks attend over channels, so there are no weights between tokens",
             "use an encoder with attention.over: tokens",
         )
     try:

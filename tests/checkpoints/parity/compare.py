@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.encoder import VisionEncoder, layer_points, tapped
+from vitcli.nn.encoder import VisionEncoder, hooked, layer_points
 
 EXACT = 1e-12
 """Families whose reference computes everything in float64."""
@@ -49,7 +49,7 @@ def images(height: int, width: int, seed: int = 1, batch: int = 2) -> Tensor:
 def ours(encoder: VisionEncoder, pixels: Tensor) -> Outputs:
     blocks: list[Tensor] = []
     points = [p for p in layer_points(encoder) if p[0] != "norm"]
-    with tapped([(module, blocks.append) for _, module in points]):
+    with hooked([(module, blocks.append) for _, module in points]):
         out = encoder(pixels)
     return Outputs(blocks, out.tokens_before_norm, out.tokens, out.pooled, out.output)
 

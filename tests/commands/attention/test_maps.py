@@ -23,7 +23,7 @@ from vitcli.commands.attention.weights import (
     fuse_heads,
 )
 from vitcli.images.preprocess import MapPanel, MapSheet
-from vitcli.nn.encoder import explicit_attention, tapped
+from vitcli.nn.encoder import explicit_attention, hooked
 
 
 def test_rollout_of_three_tokens_by_hand() -> None:
@@ -58,7 +58,7 @@ def test_head_fusions() -> None:
 
 def whole_arrays(encoder: torch.nn.Module, images: Tensor) -> list[Tensor]:
     kept: list[Tensor] = []
-    with explicit_attention(encoder) as points, tapped((p, kept.append) for p in points):  # type: ignore[arg-type]
+    with explicit_attention(encoder) as points, hooked((p, kept.append) for p in points):  # type: ignore[arg-type]
         encoder(images)
     return kept
 

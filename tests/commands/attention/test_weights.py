@@ -26,7 +26,7 @@ from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapt_heads, adapters
-from vitcli.nn.encoder import VisionEncoder, explicit_attention, tapped
+from vitcli.nn.encoder import VisionEncoder, explicit_attention, hooked
 
 
 def field(samples: AttentionSamples, name: str) -> Tensor:
@@ -80,7 +80,7 @@ def test_a_uniform_encoder(registers: int, images: Tensor) -> None:
 def reference(encoder: VisionEncoder, images: Tensor) -> Tensor:
     """Entropy of every row by torch.distributions, (L, B, H, N)."""
     kept: list[Tensor] = []
-    with explicit_attention(encoder) as points, tapped((p, kept.append) for p in points):
+    with explicit_attention(encoder) as points, hooked((p, kept.append) for p in points):
         encoder(images)
     return torch.stack([torch.distributions.Categorical(probs=rows).entropy() for rows in kept])
 
@@ -137,7 +137,7 @@ def test_no_array_of_probabilities_outlives_its_layer_and_one_head_exists_at_a_t
 
     monkeypatch.setattr(HeadReducer, "__call__", watch)
     blocks = [(block, lambda _: after_each_block.append(alive())) for block in encoder.vit.blocks]
-    with tapped(blocks):
+    with hooked(blocks):
         observe_attention(encoder, images)
     assert len(seen) == 9 and set(at_once) == {1}
     assert after_each_block == [0, 0, 0]
@@ -197,7 +197,7 @@ def test_a_causal_row_sees_only_what_came_before(images: Tensor) -> None:
     kept: list[Tensor] = []
     with (
         explicit_attention(encoder, head_by_head=True) as points,
-        tapped((p, lambda rows: kept.append(row_entropy(rows))) for p in points),
+        hooked((p, lambda rows: kept.append(row_entropy(rows))) for p in points),
     ):
         encoder(images.float())
     limit = torch.arange(1, 14, dtype=torch.float64).log()
@@ -209,11 +209,11 @@ def test_heads_are_seen_one_at_a_time_and_in_order(images: Tensor) -> None:
     encoder = tiny_encoder(position="alibi2d")
     whole: list[Tensor] = []
     single: list[Tensor] = []
-    with explicit_attention(encoder) as points, tapped((p, whole.append) for p in points):
+    with explicit_attention(encoder) as points, hooked((p, whole.append) for p in points):
         expected = encoder(images).tokens
     with (
         explicit_attention(encoder, head_by_head=True) as points,
-        tapped((p, single.append) for p in points),
+        hooked((p, single.append) for p in points),
     ):
         tokens = encoder(images).tokens
     assert [rows.shape for rows in single] == [(2, 1, 13, 13)] * 6

@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
 from vitcli.model import Model
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import hooked, layer_points
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_wrong_eps_names_the_first_block_and_the_size(
     pixels = torch.from_numpy(preprocess(decode(photos[0]).image, a.preprocessing))[None].to(dtype)
     outputs: list[torch.Tensor] = []
     for model in (a, b):
-        with tapped([(model.encoder.vit.blocks[0], outputs.append)]):
+        with hooked([(model.encoder.vit.blocks[0], outputs.append)]):
             model.encoder(pixels)
     expected = float((outputs[0] - outputs[1]).abs().max())
     row = {row.layer: row for row in result.differences}["block 1"]
@@ -122,7 +122,7 @@ def test_cka_across_images_is_that_of_the_flattened_tokens(
             def keep(tokens: torch.Tensor, kept: list[torch.Tensor] = kept) -> None:
                 kept.append(centered_gram(tokens.flatten(1)))
 
-            with tapped((point, keep) for _, point in layer_points(model.encoder)):
+            with hooked((point, keep) for _, point in layer_points(model.encoder)):
                 model.encoder(part)
         total.add(*grams)
     assert np.abs(np.array(result.cka.values) - total.value().numpy()).max() < 1e-9

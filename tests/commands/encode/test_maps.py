@@ -21,7 +21,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
 from vitcli.model import Model, load_model
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import hooked, layer_points
 
 WIDE = [*SMALL, "--set=preprocess.resize=none", "--set=preprocess.resize_size=null"]
 runner = CliRunner()
@@ -68,7 +68,7 @@ def test_sheets_hold_the_tokens_of_the_layer(
     assert [len(sheet.colors) for sheet in sheets] == [5, 8]
     assert [len(sheet.colors[0]) for sheet in sheets] == [11, 3]
     kept: list[torch.Tensor] = []
-    with tapped([(layer_points(loaded.encoder)[index][1], kept.append)]):
+    with hooked([(layer_points(loaded.encoder)[index][1], kept.append)]):
         for photo in photos:
             pixels = preprocess(decode(photo).image, loaded.preprocessing)
             loaded.encoder(torch.from_numpy(pixels)[None])

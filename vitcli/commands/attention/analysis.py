@@ -1,4 +1,4 @@
-"""How sharp or smooth attention is, by layer and head, for one encoder or several side by side."""
+"""Entropy and distance of attention, per layer and head, of one encoder or several."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from vitcli.errors import VitcliError
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import CONFIDENCE, mean_interval
 from vitcli.model import Color, Model, Pictures, as_model, picture_list
-from vitcli.results import FailedImage
+from vitcli.results import RANDOM_WEIGHTS, FailedImage
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
-"""Sees each batch that an encoder reads, for what else is wanted of it."""
+"""Called with each batch after its statistics, for example to draw maps."""
 
 
-def unwatched(model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
-    """Nothing else is wanted."""
+def no_watch(model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class OutlierCut:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise VitcliError(
-                f"--outlier-cut {text}: expected 3x or 150",
-                "3x is three times the layer's median norm, 150 a norm",
+                f"--outlier-cut {text}: is not a norm (expected for example 3x or 150)",
+                "--outlier-cut 3x, which is 3 times the layer's median norm",
             )
         return cls(value, text != number)
 
@@ -82,17 +82,17 @@ def attn_entropy(
     layers: str | None = None,
     outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
     background: Color = (255, 255, 255),
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
     advance: Advance = lambda done, total: None,
 ) -> AttentionResult:
     """Measure the attention of each encoder on the same images, one encoder in memory at a time.
 
     Args:
         models: one encoder or several: a model, or what `vitcli.load` takes first.
-        images: paths, PIL images or (H, W, 3) arrays; without any, a built-in picture.
-        query: all, cls, patch or "ROW,COL": the queries of which entropy and distance are averaged.
-        layers: the blocks that are reported, as "3,7,11" or "-1".
-        watch: sees every batch beside.
+        images: paths, PIL images or (H, W, 3) arrays; by default a built-in image.
+        query: all, cls, patch or "ROW,COL": the queries over which to average.
+        layers: the blocks to report, as "3,7,11" or "-1"; by default all.
+        watch: called with each batch after its statistics.
 
     Raises:
         VitcliError: a query or a layer that an encoder does not have; attention or tokens that
@@ -259,12 +259,12 @@ def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
     else:
         code, text = _ranking(first, rest)
     if any(encoder.fresh for encoder in encoders):
-        text += "; fresh weights: this is about architectures, not about learned attention"
+        text += f"; {RANDOM_WEIGHTS}"
     return code, text
 
 
 def _same(a: EncoderAttention, b: EncoderAttention) -> bool:
-    """Whether two encoders did the same on the same images; repr compares NaN with NaN."""
+    """Whether two encoders gave equal values on the same images; repr compares NaN with NaN."""
     return a.images == b.images and repr(a.layers) == repr(b.layers)
 
 
@@ -292,7 +292,8 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
         )
     names = [_title(other) for other, _, _, low, _ in pairs if not low > 0]
     return "not told apart", (
-        f"{' and '.join([_title(first), *names])} cannot be told apart in their last layers: "
+        f"{' and '.join([_title(first), *names])} do not differ significantly in their last "
+        "layers: "
         f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
         f"{', '.join(facts)}; {images}"
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def attn_entropy(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
     models: EncodersOptions,
@@ -36,8 +36,9 @@ def attn_entropy(
         typer.Option(
             "--query",
             metavar="all|cls|patch|ROW,COL",
-            help="Whose attention to report, and whose map --overlay draws (there, all means CLS, "
-            "or the mean over patches without CLS). Rows and columns count from 0.",
+            help="Queries whose attention to report and --overlay to draw. For --overlay, all "
+            "means "
+            "CLS, or without CLS the mean over patches. Rows and columns count from 0.",
         ),
     ] = "all",
     layers: Annotated[
@@ -45,7 +46,7 @@ def attn_entropy(
         typer.Option(
             "--layers",
             metavar="LIST",
-            help="Blocks to report, e.g. 3,7,11 or -1 for the last; they count from 1.",
+            help="Blocks to report, e.g. 3,7,11, counted from 1; -1 is the last (default: all).",
         ),
     ] = None,
     every: EveryOption = 1,
@@ -54,12 +55,15 @@ def attn_entropy(
         typer.Option(
             "--outlier-cut",
             metavar="Kx|NORM",
-            help="Patch tokens above this norm are outliers: 3x is three times the layer's median.",
+            help="Norm above which a patch token is an outlier; 3x is 3 times the layer's "
+            "median norm.",
         ),
     ] = "3x",
     overlay: Annotated[
         Path | None,
-        typer.Option("--overlay", metavar="FILE", help="Draw the query's map on the images."),
+        typer.Option(
+            "--overlay", metavar="FILE", help="Draw the attention of --query on the images."
+        ),
     ] = None,
     fuse: Annotated[
         str | None,
@@ -72,29 +76,28 @@ def attn_entropy(
         typer.Option(
             "--scale",
             metavar="shared|panel",
-            help="One color scale for all panels of --overlay, or one per panel (default: shared).",
+            help="Color scale of --overlay: one for all panels, or one per panel (default: "
+            "shared).",
         ),
     ] = None,
     rollout: Annotated[
         bool,
         typer.Option(
             "--rollout",
-            help="Add attention rollout up to the block to --overlay. With --fuse max or min the "
-            "fused rows are normalized before the identity is added; Abnar and Zuidema add it "
-            "first.",
+            help="Add attention rollout up to each block to --overlay (Abnar and Zuidema 2020). "
+            "With --fuse max or min, fused rows are normalized before the identity is added.",
         ),
     ] = False,
     background: BackgroundOption = "white",
     output: Output,
     plot: Plot,
 ) -> None:
-    """How sharp or smooth is attention, by layer and head, and where does it look?
+    """Measure the entropy and distance of attention, per layer and head.
 
-    Entropy is divided by the log of the tokens that a query can see, so 1 is uniform attention,
-    also under a window or causal mask. The attention distance is averaged over the part of the
-    attention that falls on patches, divided by its sum: attention to CLS and registers does not
-    count as near. Encoders are compared image by image; one is called smoother only where the 95%
-    interval of the paired differences excludes 0.
+    Entropy is divided by the log of the number of tokens that a query can attend to, so 1 is
+    uniform attention, also under a mask. Attention distance is a mean over attention to patches;
+    attention to CLS and registers is left out. Several encoders are compared on the same images:
+    one is called smoother only if the 95% interval of the paired differences excludes 0.
 
     \b
     Examples:
@@ -111,17 +114,17 @@ def attn_entropy(
     if overlay is None and (rollout or fuse or scale):
         named = "--rollout" if rollout else "--fuse" if fuse else "--scale"
         raise VitcliError(
-            f"{named} says what --overlay draws",
+            f"{named}: --overlay is missing",
             "add --overlay maps.png",
         )
     if fuse not in (None, "mean", "max", "min"):
-        raise VitcliError(f"--fuse {fuse}: unknown", "mean, max or min")
+        raise VitcliError(f"--fuse {fuse}: unknown (expected mean, max or min)", "--fuse mean")
     if scale not in (None, "shared", "panel"):
-        raise VitcliError(f"--scale {scale}: unknown", "--scale shared or --scale panel")
+        raise VitcliError(f"--scale {scale}: unknown (expected shared or panel)", "--scale shared")
     requests = models.to_requests()
     for request in requests:
         if request.weights is None:
-            request.fresh_config()  # a bad config is told before torch is loaded
+            request.fresh_config()  # a bad config is an error before torch is loaded
     color = parse_color(background)
 
     with status("loading torch"):
@@ -139,7 +142,7 @@ def attn_entropy(
                 note(loaded.report.line())
             yield loaded
 
-    with progress("attending") as advance:
+    with progress("measuring attention") as advance:
         result = analysis.attn_entropy(
             load(),
             images or [],
@@ -147,11 +150,9 @@ def attn_entropy(
             layers=layers,
             outlier_cut=cut,
             background=color,
-            watch=maps if overlay else analysis.unwatched,
+            watch=maps if overlay else analysis.no_watch,
             advance=advance,
         )
-    if any(model.fresh for model in result.models):
-        note("fresh weights: the comparison is of architectures, not of learned attention")
     for failure in result.failed:
         warn(failure.error)
     if plot and result.models:
@@ -166,7 +167,7 @@ def attn_entropy(
         drawing = overlay_figure(maps.sheets, maps.pictures, scale or "shared")
         draw(drawing, plot.at(overlay), what)
         if maps.left_out:
-            note(f"{maps.left_out} more sheets did not fit")
+            note(f"{maps.left_out} more sheets of maps are left out (too many for one figure)")
     if output.form != "table" or result.models:
         from vitcli.commands.attention.view import tables
 

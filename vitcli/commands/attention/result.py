@@ -27,9 +27,10 @@ class HeadAttention:
     entropy: float
     """Over the chosen queries."""
     entropy_normalised: float
-    """Of each query divided by the log of the tokens that it can see: log N without a mask.
+    """Of each query, divided by the log of the number of tokens that it can attend to (log N
+    without a mask).
 
-    NaN (null in JSON) where no chosen query can see more than one token.
+    NaN (null in JSON) where no chosen query can attend to more than one token.
     """
     entropy_cls: float | None
     entropy_patches: float
@@ -106,6 +107,6 @@ class AttentionResult(Result):
     models: tuple[EncoderAttention, ...]
     failed: tuple[FailedImage, ...]
     verdict: str
-    """In words: whose last layer is smoother, by how much, and whether the images show it."""
+    """A sentence: which encoder's last layer is smoother, by how much, and how certain."""
     verdict_code: str = ""
     """one encoder, identical, one image, told apart, not told apart, undefined or no image."""

@@ -47,7 +47,7 @@ def tables(result: AttentionResult, every: int = 1) -> Iterator[str | Table]:
 
 def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> Iterator[str | Table]:
     queries = {"all": "all queries", "cls": "the CLS query", "patch": "patch queries"}
-    count = f"{model.tokens} tokens" if model.tokens else "tokens by image"
+    count = f"{model.tokens} tokens" if model.tokens else "tokens vary by image"
     limit = f", log N = {math.log(model.tokens):.3f} nats" if model.tokens else ""
     yield (
         f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}; {count} "
@@ -64,7 +64,7 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     for layer in shown:
         grid.add_row(*_cells(layer.layer, layer, kinds), f"{layer.outlier_share:.1%}")
     yield grid
-    yield "share: entropy divided by the log of the tokens that a query can see (1 is uniform)"
+    yield "share: entropy divided by the log of the number of tokens that a query can attend to"
     yield f"outl.: patch tokens with a norm {result.outlier_rule}"
     yield ""
     last = model.layers[-1]
@@ -76,7 +76,7 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
 
 
 def _kinds(model: EncoderAttention) -> list[str]:
-    """The kinds of tokens on which a CLS query's attention is told, none without CLS."""
+    """Kinds of tokens in the column of CLS attention; none without CLS."""
     mass = model.layers[-1].cls_mass
     if mass is None:
         return []

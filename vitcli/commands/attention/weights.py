@@ -21,7 +21,7 @@ from vitcli.inference import Prepared
 from vitcli.measures import all_finite
 from vitcli.model import Model
 from vitcli.nn.attention import Grid
-from vitcli.nn.encoder import VisionEncoder, attentions, explicit_attention, tapped
+from vitcli.nn.encoder import VisionEncoder, attentions, explicit_attention, hooked
 
 ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""
@@ -70,7 +70,7 @@ def patch_distances(grid: Grid, patch_size: int) -> Tensor:
 
 
 def token_groups(encoder: VisionEncoder) -> dict[str, slice]:
-    """Where each kind of token stands in a sequence; absent kinds are absent."""
+    """The slice of each kind of token in a sequence, of the kinds that are there."""
     names = {"cls": "cls", "dist": "distillation", "registers": "registers"}
     groups, start = {}, 0
     for kind, tokens in encoder.front_end.prefix.items():
@@ -156,13 +156,16 @@ def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
     try:
         asked = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise VitcliError(f"--layers {text}: not numbers", "for example 3,7,11 or -1") from error
+        raise VitcliError(
+            f"--layers {text}: are not whole numbers", "--layers 3,7,11, or --layers -1"
+        ) from error
     blocks = [block if block > 0 else depth + 1 + block for block in asked]
     for number, block in zip(asked, blocks, strict=True):
         if number == 0 or not 1 <= block <= depth:
             raise VitcliError(
-                f"--layers {text}: there is no block {number}",
-                f"blocks are 1 to {depth}; -1 is the last",
+                f"--layers {text}: the encoder does not have this block (got {number}, expected 1 "
+                f"to {depth}, or -1 for the last)",
+                f"--layers {depth}",
             )
     return tuple(sorted(set(blocks)))
 
@@ -176,7 +179,7 @@ def query_slice(query: str, groups: Mapping[str, slice], grid: Grid) -> slice:
         return patches
     if query == "cls":
         if "cls" not in groups:
-            raise VitcliError("--query cls: this encoder has no CLS token", "use --query patch")
+            raise VitcliError("--query cls: the encoder does not have a CLS token", "--query patch")
         return groups["cls"]
     index = patches.start + patch_index(query, grid)
     return slice(index, index + 1)
@@ -186,12 +189,15 @@ def patch_index(text: str, grid: Grid) -> int:
     """The place of the patch "ROW,COL", counted from 0 at the top left, among the patches."""
     parts = text.split(",")
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise VitcliError(f"query {text!r} is not cls, patch or ROW,COL", "for example 3,7")
+        raise VitcliError(
+            f"--query {text}: is not a query (expected all, cls, patch or ROW,COL)", "--query 3,7"
+        )
     row, column = (int(part) for part in parts)
     if row >= grid[0] or column >= grid[1]:
         raise VitcliError(
-            f"query {text}: the grid has {grid[0]} rows and {grid[1]} columns of patches",
-            f"rows are 0 to {grid[0] - 1}, columns 0 to {grid[1] - 1}",
+            f"--query {text}: is outside the grid of patches (got {row},{column}, expected rows 0 "
+            f"to {grid[0] - 1} and columns 0 to {grid[1] - 1})",
+            f"--query {grid[0] - 1},{grid[1] - 1}",
         )
     return row * grid[1] + column
 
@@ -241,7 +247,7 @@ def observe_attention(
 
         with explicit_attention(encoder, head_by_head=True) as probabilities:
             hooks = zip(probabilities, reducers, strict=True)
-            with tapped([*hooks, *((block, keep_norms) for block in blocks)]):
+            with hooked([*hooks, *((block, keep_norms) for block in blocks)]):
                 encoder(part)
         heads.append(torch.stack([torch.stack(r.heads, dim=1) for r in reducers]).cpu())
         norms.append(torch.stack(part_norms))
@@ -262,7 +268,7 @@ def _check_finite(errors: Tensor, norms: Tensor, name: str) -> None:
             if not all_finite(values):
                 raise VitcliError(
                     f"{name}: the {what} of block {block} is not finite (NaN or infinite)",
-                    "check the weights and the images; --dtype float32 has the widest range",
+                    "run it again with --dtype float32",
                     exit_code=1,
                 )
 
@@ -385,7 +391,7 @@ def attention_maps(
                 )
                 if rollout or block in layers
             ]
-            with tapped(wanted):
+            with hooked(wanted):
                 encoder(part)
         reported = [reducers[block - 1] for block in layers]
         heads.append(torch.stack([torch.stack(r.maps, dim=1) for r in reported]))
@@ -404,7 +410,7 @@ def _joined(parts: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 MOST_PANELS = 84
-"""Maps in one figure: a page of some 20 inches; beyond it nobody looks at them."""
+"""Maps in one figure: a page of some 20 inches; beyond it they are left out."""
 
 
 @dataclass

@@ -20,7 +20,8 @@ def presets(word: str = "") -> PresetsResult:
     if not rows:
         families = sorted({family(name) for name in names})
         raise VitcliError(
-            f"no preset's name contains {word!r}", "name one of " + ", ".join(families)
+            f"presets: no name contains {word!r} (expected one of {', '.join(families)})",
+            "run `vitcli presets` for the list",
         )
     return PresetsResult(tuple(sorted(rows, key=lambda r: (r.family, r.parameters, r.name))))
 
@@ -60,6 +61,6 @@ def families(word: str = "") -> FamiliesResult:
     )
     if not rows:
         raise VitcliError(
-            f"no family's name contains {word!r}", "run `vitcli families` for the list"
+            f"families: no name contains {word!r}", "run `vitcli families` for the list"
         )
     return FamiliesResult(rows)

@@ -35,7 +35,7 @@ def families_tables(result: FamiliesResult) -> Iterator[Table]:
     grid.add_column("family", no_wrap=True)
     grid.add_column("library")
     grid.add_column("model_type")
-    grid.add_column("compared with")
+    grid.add_column("verified against")
     library = result.families[0].library
     for row in result.families:
         if row.library != library:

@@ -31,11 +31,11 @@ from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
 from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
 from vitcli.nn.attention import Grid
-from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import FailedImage
 
 IMAGES_FOR_CKA = 16
-"""From so many images on, examples are images; fewer say too little, so patches are compared."""
+"""From this number of images on, examples are images; with fewer they are patches."""
 PATCHES_AT_ONCE = 2048
 """Examples in a minibatch of patches: its Gram matrices have 2048 x 2048 entries a layer."""
 IMAGES_AT_ONCE = 32
@@ -67,9 +67,9 @@ def compare(
 
     Args:
         a, b: a model, or what `vitcli.load` takes as its first argument.
-        images: paths, PIL images or (H, W, 3) arrays; without any, a built-in picture.
+        images: paths, PIL images or (H, W, 3) arrays; by default a built-in image.
         examples: what CKA compares across: images, patches or auto (see `IMAGES_FOR_CKA`).
-        tolerance: relative difference that is still called rounding; by default that of the dtype.
+        tolerance: relative difference up to which layers are equal; by default that of the dtype.
 
     Raises:
         VitcliError: too few images, or patch grids that differ where patches are the examples.
@@ -82,14 +82,16 @@ def compare(
         tolerance = max(TOLERANCES[a.dtype], TOLERANCES[b.dtype])
     failed: list[FailedImage] = []
     pairs = _pairs(a, b, pictures, background, failed)
-    together = _Together(a, b, examples)
+    together = _Comparison(a, b, examples)
     done = 0
     for batch in _minibatches(pairs, together.at_once, MIN_EXAMPLES if examples == "images" else 1):
         together.add([pair[0] for pair in batch], [pair[1] for pair in batch])
         done += len(batch)
         advance(done + len(failed), max(len(pictures), 1))
     if not done:
-        raise VitcliError(failed[0].error if failed else "no image to compare on", exit_code=1)
+        raise VitcliError(
+            failed[0].error if failed else "compare: no image could be read", exit_code=1
+        )
     rows = together.differences()
     # A layer with a hole is neither equal nor within any tolerance.
     unequal = next((row.layer for row in rows if row.max_abs != 0), None)
@@ -135,8 +137,8 @@ def _pairs(
     """Each image prepared for both, where both can read it."""
     if not pictures and a.input_size != b.input_size:
         raise VitcliError(
-            "the built-in picture has a different size for each of these encoders "
-            f"(A reads {_size_text(a.input_size)}, B {_size_text(b.input_size)} px)",
+            "compare: the built-in image needs one input size (got "
+            f"{_size_text(a.input_size)} px for A, {_size_text(b.input_size)} px for B)",
             f"name an image file, or add --image-size {_size_text(a.input_size)}",
         )
     shared = a.preprocessing == b.preprocessing  # then one decode serves both
@@ -171,8 +173,9 @@ def _minibatches(pairs: Iterator[Pair], size: int, least: int) -> Iterator[list[
 def _enough(batch: list[Pair], least: int) -> list[Pair]:
     if len(batch) < least:
         raise VitcliError(
-            f"only {len(batch)} images of one size: CKA across images needs at least {least}",
-            "more images, or --examples patches",
+            f"--examples images: too few images of one size (got {len(batch)}, expected at least "
+            f"{least})",
+            "--examples patches",
         )
     return batch
 
@@ -181,7 +184,7 @@ def _shapes(pair: Pair) -> tuple[torch.Size, torch.Size]:
     return pair[0].pixels.shape, pair[1].pixels.shape
 
 
-class _Together:
+class _Comparison:
     """Runs both encoders on minibatches and keeps only Gram matrices and running differences."""
 
     def __init__(self, a: Model, b: Model, examples: str) -> None:
@@ -215,8 +218,8 @@ class _Together:
             chosen = [self._pairing.add(*self._boxes(one, grids)) for one in first]
             if sum(len(places) for places, _ in chosen) < MIN_EXAMPLES:
                 raise VitcliError(
-                    "A and B saw different crops of the images, which have almost no patch in "
-                    f"common (fewer than {MIN_EXAMPLES})",
+                    "compare: the crops of A and B have too few patches in common (expected at "
+                    f"least {MIN_EXAMPLES})",
                     f"add --examples images and at least {MIN_EXAMPLES} images",
                 )
         if pixels[0].shape == pixels[1].shape:
@@ -244,8 +247,8 @@ class _Together:
         patch = self.models[1].config.encoder.patch_size
         size = _size_text((first[0] * patch, first[1] * patch))
         return VitcliError(
-            f"A cuts the image into {first[0]}x{first[1]} patches, B into "
-            f"{second[0]}x{second[1]}: CKA across patches needs equal grids",
+            "--examples patches: CKA across patches needs equal grids (got "
+            f"{first[0]}x{first[1]} patches for A, {second[0]}x{second[1]} for B)",
             f"add --set-b encoder.image_size={size}, or --examples images with at least "
             f"{MIN_EXAMPLES} images",
         )
@@ -282,7 +285,7 @@ class _Together:
 
         self._find_hole(side, "pixels", pixels, where)
         kernels = self.models[side].runner.kernels()
-        with kernels, tapped((module, observe) for _, module in points):
+        with kernels, hooked((module, observe) for _, module in points):
             output: EncoderOutput = encoder(pixels)
         for name, value in (("pooled", output.pooled), ("head", output.output)):
             if value is not None:
@@ -395,7 +398,7 @@ class Pairing:
         if not self.images:
             return ""
         return (
-            f"A and B saw different crops of {self.images} image{'s' * (self.images != 1)}: CKA "
+            f"A and B crop {self.images} image{'s' * (self.images != 1)} differently: CKA "
             f"pairs the {self.paired:,} of {self.patches:,} patches in the common region, whose "
             f"centers are up to {self.farthest:.2f} patches apart"
         )
@@ -409,13 +412,13 @@ def in_words(
     tolerance: float,
     holes: Sequence[Hole],
 ) -> str:
-    """One line: not finite, identical, equal up to rounding, or where they part and by how much."""
+    """One line: not finite, identical, equal up to rounding, or different from which layer on."""
     on = f"on {images} image{'s' if images != 1 else ''}"
     if code == "not finite":
         places = (
             f"{hole.side} is not finite from {hole.layer} on ({hole.image})" for hole in holes
         )
-        return f"NaN or infinity: {'; '.join(places)}; nothing else can be said"
+        return f"NaN or infinity: {'; '.join(places)}; nothing else is reported"
     if code == "incomparable":
         text = "A and B have different patches or widths, so only CKA compares them"
         return text + _best(best, on)
@@ -426,11 +429,12 @@ def in_words(
     if code == "rounding":
         return (
             f"equal up to rounding {on}: first at {_size(first)}; "
-            f"largest at {_size(largest)}; --dtype float64 tells rounding from a small mistake"
+            f"largest at {_size(largest)}; compare with --dtype float64 to distinguish rounding "
+            "from a small error"
         )
     parted = next(row for row in rows if row.relative > tolerance)
     before = "" if parted is first else f" (first unequal: {_size(first)})"
-    return f"they part at {_size(parted)} {on}{before}; largest at {_size(largest)}"
+    return f"they differ from {_size(parted)} {on}{before}; largest at {_size(largest)}"
 
 
 def _best(best: BestPair | None, on: str) -> str:
@@ -438,11 +442,11 @@ def _best(best: BestPair | None, on: str) -> str:
         return ""
     pair = f"{best.layer_a} of A and {best.layer_b} of B, CKA {best.cka:.3f}"
     if best.low is None or best.ties is None:
-        return f"; largest CKA: {pair}; {on} nothing can be said about other images"
+        return f"; largest CKA: {pair}, {on} (too few images for an interval)"
     pair += f" [{best.low:.3f}, {best.high:.3f}]"
     if best.ties:
         pairs = f"{best.ties} other pair{'s' * (best.ties != 1)} of layers"
-        return f"; largest CKA: {pair}, which cannot be told apart from {pairs} {on}"
+        return f"; largest CKA: {pair}, which does not differ significantly from {pairs} {on}"
     return f"; most similar: {pair}, {on}"
 
 

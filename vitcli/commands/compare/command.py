@@ -17,6 +17,7 @@ from vitcli.config.load import (
     split_library,
 )
 from vitcli.errors import VitcliError
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -39,10 +40,12 @@ def compare(
             help="A preset, a YAML config, a [PRESET=]checkpoint, or timm:ARCHITECTURE.",
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one, in the same way.")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="The second encoder, named in the same way.")
+    ],
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
     model: SharedModelOptions,
@@ -51,7 +54,7 @@ def compare(
         typer.Option(
             "--set-a",
             metavar="KEY=VALUE",
-            help="A config key of A only. Repeatable; encoder.image_size is what A reads.",
+            help="Set a config key of A only; encoder.image_size is its input size. Repeatable.",
         ),
     ] = None,
     set_b: Annotated[
@@ -59,7 +62,7 @@ def compare(
         typer.Option(
             "--set-b",
             metavar="KEY=VALUE",
-            help="A config key of B only. Repeatable; encoder.image_size is what B reads.",
+            help="Set a config key of B only; encoder.image_size is its input size. Repeatable.",
         ),
     ] = None,
     examples: Annotated[
@@ -67,7 +70,8 @@ def compare(
         typer.Option(
             "--examples",
             metavar="auto|images|patches",
-            help="What CKA compares across (auto: images from 16 images on, else patches).",
+            help="Examples of CKA (default: auto, which is images from 16 images on, else "
+            "patches).",
         ),
     ] = "auto",
     tolerance: Annotated[
@@ -75,7 +79,7 @@ def compare(
         typer.Option(
             "--tolerance",
             metavar="REL",
-            help="Largest relative difference that is called rounding (default: 1e-6 in float32, "
+            help="Relative difference up to which layers are equal (default: 1e-6 in float32, "
             "1e-12 in float64).",
         ),
     ] = None,
@@ -84,11 +88,11 @@ def compare(
     output: Output,
     plot: Plot,
 ) -> None:
-    """Compare two encoders, or two sources of one, layer by layer: where do they first differ?
+    """Compare two encoders, or two sources of one encoder, layer by layer.
 
-    A value that is not finite is reported first (exit code 1). CKA across patches pairs the patches
-    of the common region where A and B see different crops. The most similar layers are named only
-    where the images tell them apart (jackknife over images, 95% interval).
+    A value that is not finite is reported first (exit code 1). If A and B crop an image
+    differently, CKA across patches pairs the patches of the common region. The most similar layers
+    are named only if the difference is significant (jackknife over images, 95% interval).
 
     \b
     Examples:
@@ -102,11 +106,13 @@ def compare(
 
     check_figure_file(plot)
     if examples not in ("auto", "images", "patches"):
-        raise VitcliError(f"--examples {examples}: unknown", "auto, images or patches")
+        raise VitcliError(
+            f"--examples {examples}: unknown (expected auto, images or patches)", "--examples auto"
+        )
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
     for request in requests:
         if request.weights is None and not request.by_library:
-            request.fresh_config()  # a bad config is told before torch is loaded
+            request.fresh_config()  # a bad config is an error before torch is loaded
     color = parse_color(background)
 
     with status("loading torch and the encoders"):
@@ -128,7 +134,7 @@ def compare(
             advance=advance,
         )
     if any(one.fresh for one in loaded):
-        note("fresh weights: the comparison is of architectures, not of learned features")
+        note(RANDOM_WEIGHTS)
     for failure in result.failed:
         warn(failure.error)
     if plot:
@@ -161,8 +167,8 @@ def to_request(
         request = options.request(config_file=Path(text))
     elif not (split_library(text)[0] or "/" in text or "=" in text or Path(text).exists()):
         raise VitcliError(
-            f"{text}: no preset, YAML file or checkpoint of this name",
-            nearest(text, preset_names(), "`vitcli presets` lists them"),
+            f"{text}: is not a preset, a YAML file or a checkpoint",
+            nearest(text, preset_names(), "run `vitcli presets` for the list"),
         )
     else:
         request = options.request(**split_source(text))
@@ -177,23 +183,23 @@ def verify(
     ],
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
     preset: Annotated[
         str | None,
-        model_option("--preset", metavar="NAME", help="Fills in what the source lacks."),
+        model_option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
     ] = None,
     model: SharedModelOptions,
     every: EveryOption = 1,
     plot: Plot,
     output: Output,
 ) -> None:
-    """Prove that a checkpoint gives its own library's numbers here.
+    """Compare vitcli's numbers for a checkpoint with those of its own library.
 
-    Loads SOURCE twice, here and by the library that wrote it (transformers, timm or open_clip),
-    prepares the images by both, and compares pixels, every layer and the outputs.
-    Exit code 0: equal within rounding; 1: not equal; 2: could not be compared.
+    SOURCE is loaded by vitcli and by the library that wrote it (transformers, timm or open_clip).
+    Each preprocesses the images; then pixels, every layer and the outputs are compared.
+    Exit code 0: equal up to rounding; 1: not equal; 2: could not be compared.
     Needs the extra `reference`.
 
     \b

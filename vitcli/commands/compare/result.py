@@ -19,7 +19,7 @@ class ConfigDifference:
 
 @dataclass(frozen=True)
 class LayerDifferences:
-    """How far one layer's tokens are apart, over all images."""
+    """Differences of one layer's tokens, over all images."""
 
     layer: str
     max_abs: float
@@ -40,13 +40,13 @@ class LinearCka:
     values: tuple[tuple[float | None, ...], ...]
     """None where a layer is the same for every example, or not finite."""
     examples: str
-    """What was compared across: images (all tokens of a layer in a row) or patches."""
+    """The examples: images (all tokens of a layer in one row) or patches."""
     count: int
     minibatches: int
     standard_errors: tuple[tuple[float | None, ...], ...] | None = None
     """Of `values`, over images (jackknife); None with fewer than three images."""
     pairing: str = ""
-    """How patches were paired where A and B saw different crops of the images."""
+    """How patches were paired if A and B crop the images differently."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Hole:
     """A or B."""
     layer: str
     image: str
-    """The first image of the minibatch in which it was met."""
+    """The first image of its minibatch."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class BestPair:
     """95% interval over images (jackknife, Student's t); None with fewer than three images."""
     high: float | None
     ties: int | None
-    """Other pairs of layers whose CKA cannot be told apart from it on these images."""
+    """Other pairs of layers whose CKA does not differ significantly from it."""
 
 
 @dataclass(frozen=True)
@@ -84,34 +84,34 @@ class CompareResult(Result):
     b: ModelInfo
     images: int
     verdict: str
-    """In words: where A and B part, and by how much."""
+    """A sentence: where A and B differ, and by how much."""
     verdict_code: str
     """identical, rounding, different, incomparable (other shapes) or not finite."""
     summary: str
     """The same as `verdict`."""
     tolerance: float
-    """Relative difference up to which it is called rounding."""
+    """Relative difference up to which layers are equal."""
     first_unequal: str | None
     """The first layer that is not equal bit for bit."""
     first_parted: str | None
-    """The first layer that is apart by more than the tolerance."""
+    """The first layer that differs by more than the tolerance."""
     differences: tuple[LayerDifferences, ...]
     cka: LinearCka
     config_differences: tuple[ConfigDifference, ...]
     failed: tuple[FailedImage, ...]
     holes: tuple[Hole, ...] = ()
-    """Where A and B begin to be not finite; empty where all layers are finite."""
+    """The first layers that are not finite; empty if all are finite."""
     best_pair: BestPair | None = None
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One value that both sides give, over all images."""
+    """One value by vitcli and by the library, over all images."""
 
     name: str
     """pixels, layer 0, layer 1 and so on, tokens, pooled or output."""
     shape: tuple[int, ...]
-    """Here, of the first image."""
+    """By vitcli, of the first image."""
     reference_shape: tuple[int, ...]
     largest_difference: float
     """Relative to the largest value of the reference (for pixels in levels of 255); NaN where a
@@ -124,7 +124,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class VerifyResult(Result):
-    """A checkpoint run twice: here, and by the library that wrote it."""
+    """A checkpoint run by vitcli and by the library that wrote it."""
 
     rows_at: ClassVar[str] = "checked"
     view_prefix: ClassVar[str] = "verify_"
@@ -134,7 +134,7 @@ class VerifyResult(Result):
     library: str
     library_version: str
     architecture: str
-    """What the library calls it."""
+    """The library's name of it."""
     images: tuple[str, ...]
     failed: tuple[FailedImage, ...]
     checked: tuple[Checked, ...]
@@ -142,7 +142,7 @@ class VerifyResult(Result):
     """The first value, in the order of the encoder, that is not equal."""
     equal: bool
     wall_s: float
-    """Best forward pass of one image here, by plain torch."""
+    """Fastest forward pass of one image by vitcli, in plain torch."""
     reference_wall_s: float
     verdict: str
     notes: tuple[str, ...] = ()

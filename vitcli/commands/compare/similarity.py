@@ -1,4 +1,4 @@
-"""How alike two stacks of features are: linear CKA of every pair of layers, and plain differences.
+"""Similarity of two stacks of features: linear CKA of every pair of layers, and differences.
 
 n examples in a minibatch, L layers, D channels.
 """

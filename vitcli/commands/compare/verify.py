@@ -1,4 +1,4 @@
-"""One checkpoint, run here and by the library that wrote it, compared value by value."""
+"""One checkpoint run by vitcli and by the library that wrote it, compared value by value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vitcli.images.shapes import synthetic_image
 from vitcli.inference import Advance, picture_name
 from vitcli.measures import all_finite, largest_difference
 from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
-from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import FailedImage
 
 FLOAT32_PARTS = 1e-6
@@ -88,18 +88,18 @@ def verify(
     device: str = "cpu",
     advance: Advance = lambda done, total: None,
 ) -> VerifyResult:
-    """Load a checkpoint here and by the library that wrote it, and compare what both give.
+    """Load a checkpoint by vitcli and by the library that wrote it, and compare their values.
 
-    Pixels are prepared by both. Both encoders then read the same pixels (the library's, where it
-    has a processor for the source), so that a difference is counted where it arises.
+    Both preprocess the images. Both encoders then read the same pixels (the library's, if it has a
+    processor for the source), so that a difference is counted only where it arises.
 
     Args:
         source: a directory or hub id with the library's config.
-        images: as in `Model.transform`; without any, the built-in picture.
+        images: as in `Model.transform`; by default the built-in image.
         preset, set, image_size, dtype, device: as in `vitcli.load`, for vitcli's side.
 
     Raises:
-        VitcliError: what either side cannot load, or no image that could be read (exit code 2).
+        VitcliError: one of the two cannot load the source, or no image could be read (exit code 2).
     """
     model = load(
         weights=source, preset=preset, set=set, image_size=image_size, dtype=dtype, device=device
@@ -113,16 +113,16 @@ def verify_model(
     """As `verify`, for a model that `vitcli.load` read from a checkpoint."""
     if model.fresh or model.report is None:
         raise VitcliError(
-            f"{model.name}: its weights are random, so there is no library's file to compare with",
-            "vitcli verify SOURCE, a directory or hub id",
+            f"{model.name}: weights are random (expected a checkpoint)",
+            "name a checkpoint directory or hub id: vitcli verify SOURCE",
         )
     source = model.request.weights if model.request and model.request.weights else model.weights
     backbone = open_reference(source, device=model.device, dtype=model.dtype)
     if len(backbone.blocks) < model.config.encoder.depth:
         raise VitcliError(
-            f"{source}: {backbone.library} has {len(backbone.blocks)} blocks and vitcli "
-            f"{model.config.encoder.depth}",
-            "report the source; its towers cannot be compared",
+            f"{source}: the numbers of blocks differ (got {len(backbone.blocks)} by "
+            f"{backbone.library}, expected {model.config.encoder.depth})",
+            "report the source as a bug of vitcli",
         )
     pairs = _Pairs()
     failed: list[FailedImage] = []
@@ -144,7 +144,7 @@ def verify_model(
         names.append(name)
         advance(number, len(pictures))
     if not names:
-        raise VitcliError(f"no image could be read; the first: {failed[0].error}")
+        raise VitcliError(f"verify: no image could be read; the first error: {failed[0].error}")
     checked = _checked(model, pairs)
     different = [one.name for one in checked if not one.equal]
     return VerifyResult(
@@ -173,11 +173,15 @@ def _pixels(
     if model.known_preprocessing is None:
         if theirs is None:
             return model.transform(picture)  # raises what is unknown
-        notes.append("preprocessing is unknown here: pixels are those of the library")
+        notes.append(
+            "vitcli found no preprocessing config: both encoders read the library's pixels"
+        )
         return theirs
     ours = model.transform(picture)
     if theirs is None:
-        notes.append(f"{backbone.library} has no processor for this source: pixels not compared")
+        notes.append(
+            f"{backbone.library} has no processor for this source: pixels are not compared"
+        )
         return ours
     level = 1 / (255 * max(model.preprocessing.std))
     pairs.add("pixels", ours, theirs, scale=level)
@@ -193,7 +197,7 @@ def _compare(model: Model, backbone: Backbone, pixels: Tensor, pairs: _Pairs) ->
     depth = model.config.encoder.depth
     kept: list[Tensor] = []
     points = [(module, kept.append) for _, module in layer_points(model.encoder)[: depth + 1]]
-    with tapped(points):
+    with hooked(points):
         ours: EncoderOutput = model.encoder(pixels)
     theirs = backbone.run(pixels, range(depth + 1))
     for layer, tokens in enumerate(kept):
@@ -240,19 +244,18 @@ def _verdict(checked: tuple[Checked, ...], library: str, images: int) -> str:
         return (
             f"equal to {library} {on}: the largest relative difference is "
             f"{worst.largest_difference:.1e} at {worst.name} "
-            f"(rounding allows {worst.tolerance:.1e})"
+            f"(tolerance {worst.tolerance:.1e})"
         )
     first = different[0]
     if first.shape != first.reference_shape:
-        how = f"its shape is {first.shape} here and {first.reference_shape} there"
+        how = f"its shape is {first.shape} by vitcli and {first.reference_shape} by the library"
     elif math.isnan(first.largest_difference):
         how = "a value is not finite (NaN or infinite)"
     elif first.name == "pixels":
         how = f"a pixel is off by {first.largest_difference:.2g} of 255 levels"
     else:
         how = (
-            f"relative difference {first.largest_difference:.1e} "
-            f"(rounding allows {first.tolerance:.1e})"
+            f"relative difference {first.largest_difference:.1e} (tolerance {first.tolerance:.1e})"
         )
     rest = f"; {len(different)} of {len(checked)} values differ" if len(different) > 1 else ""
-    return f"not equal to {library} {on}: {first.name} is the first that differs, {how}{rest}"
+    return f"not equal to {library} {on}: {first.name} is the first value that differs, {how}{rest}"

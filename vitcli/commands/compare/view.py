@@ -15,7 +15,7 @@ from vitcli.ui.style import CHANCE, COLORS, COLUMN, PAGE, caption, new_figure, s
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
-    """Holes first; who is compared, layer by layer, how their configs differ; the verdict."""
+    """Values that are not finite first; the encoders, their layers and settings; the verdict."""
     if result.holes:
         yield f"[bold red]{escape(result.verdict)}[/]"
     for letter, model in (("A", result.a), ("B", result.b)):
@@ -47,12 +47,12 @@ def _layers(result: CompareResult, every: int) -> Table:
     for name in ("max |A-B|", "relative", "cosine", "CKA", "most similar in B"):
         grid.add_column(name, justify="right")
     differences = {row.layer: row for row in result.differences}
-    likeness = _likeness(result.cka)
+    cka_cells = _cka_cells(result.cka)
     names = [*(["pixels"] if "pixels" in differences else []), *result.cka.layers_a]
     names += [name for name in differences if name not in names]
     blocks = [name for name in names if name.startswith("block")]
-    told = {blocks[-1], result.first_unequal, result.first_parted}
-    hidden = {name for i, name in enumerate(blocks, start=1) if i % every} - told
+    always_shown = {blocks[-1], result.first_unequal, result.first_parted}
+    hidden = {name for i, name in enumerate(blocks, start=1) if i % every} - always_shown
     for name in names:
         if name in hidden:
             continue
@@ -66,12 +66,12 @@ def _layers(result: CompareResult, every: int) -> Table:
                 f"{row.cosine:.7f}",
             ]
         )
-        grid.add_row(name, *cells, *likeness.get(name, ("", "")))
+        grid.add_row(name, *cells, *cka_cells.get(name, ("", "")))
     return grid
 
 
-def _likeness(cka: LinearCka) -> dict[str, tuple[str, str]]:
-    """For each layer of A: CKA with the layer of B of the same name, and B's layer most like it."""
+def _cka_cells(cka: LinearCka) -> dict[str, tuple[str, str]]:
+    """For each layer of A: CKA with B's layer of the same name, and B's layer of largest CKA."""
     cells = {}
     for name, row in zip(cka.layers_a, cka.values, strict=True):
         same = dict(zip(cka.layers_b, row, strict=True)).get(name)
@@ -159,12 +159,13 @@ def verify_tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]
             "" if math.isnan(one.smallest_cosine) else f"{one.smallest_cosine:.9f}",
             "equal" if one.equal else "[bold]differs[/]",
         )
-    yield f"{result.source}: vitcli beside {result.library} {result.library_version}"
+    yield f"{result.source}: vitcli and {result.library} {result.library_version}"
     yield grid
     ratio = result.reference_wall_s / result.wall_s
     yield (
-        f"one image: {result.wall_s:.3f} s here, {result.reference_wall_s:.3f} s there "
-        f"({ratio:.2f} times as long), {result.model.dtype} on {result.model.device}"
+        f"one image: vitcli {result.wall_s:.3f} s, {result.library} "
+        f"{result.reference_wall_s:.3f} s ({ratio:.2f} times as long), "
+        f"{result.model.dtype} on {result.model.device}"
     )
     yield from result.notes
     yield f"[bold]{result.verdict}[/]"
@@ -172,7 +173,7 @@ def verify_tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]
 
 @styled
 def verify_figure(result: VerifyResult) -> Any:
-    """The largest relative difference of each value, beside what rounding allows."""
+    """The largest relative difference of each value, and the tolerance."""
     shown = [one for one in result.checked if one.name != "pixels"]
     drawing = new_figure(3.0)
     axes = drawing.subplots()
@@ -180,7 +181,7 @@ def verify_figure(result: VerifyResult) -> Any:
     heights = [max(one.largest_difference, floor) for one in shown]
     places = range(len(shown))
     axes.plot(places, heights, **series(0) | {"linestyle": ""}, label="largest difference")
-    axes.axhline(shown[0].tolerance, **series(1, marker=False), label="rounding allows")
+    axes.axhline(shown[0].tolerance, **series(1, marker=False), label="tolerance (rounding)")
     for place, one in enumerate(shown):
         if math.isnan(one.largest_difference):
             axes.plot(place, shown[0].tolerance * 10, "x", color=COLORS[1])
@@ -188,8 +189,8 @@ def verify_figure(result: VerifyResult) -> Any:
     axes.set_ylim(bottom=floor / 2)
     names = [one.name.removeprefix("layer ") for one in shown]
     axes.set_xticks(list(places), names, rotation=90 if len(shown) > 20 else 0)
-    axes.set_xlabel("layer (0: input of the first block), then what is returned")
+    axes.set_xlabel("layer (0: input of the first block), then outputs")
     axes.set_ylabel("relative difference")
-    axes.set_title(f"{result.model.name} beside {result.library} {result.library_version}")
+    axes.set_title(f"{result.model.name}: vitcli and {result.library} {result.library_version}")
     axes.legend()
     return drawing

@@ -21,14 +21,14 @@ from vitcli.images.preprocess import Box, FeatureSheet, describe, grid_box, patc
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.measures import all_finite
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.encoder import EncoderOutput, layer_points, tapped
+from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import FailedImage
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 
 
-def nothing_around(model: Model, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
-    """A forward pass that nobody else watches."""
+def no_context(model: Model, batch: Sequence[Prepared]) -> AbstractContextManager[None]:
+    """A context that does nothing."""
     return nullcontext()
 
 
@@ -39,25 +39,25 @@ def encode(
     *,
     background: Color = (255, 255, 255),
     advance: Advance = lambda done, total: None,
-    around: Around = nothing_around,
+    around: Around = no_context,
 ) -> tuple[EncodeResult, dict[str, np.ndarray]]:
-    """What `vitcli encode` answers, and the vectors that its `--out --tokens` writes.
+    """Norms of an encoder's tokens after every layer, and vectors of the images.
 
     Args:
         model: a `Model`, or what `vitcli.load` takes.
-        images: a path, a Pillow image, an array (H, W, 3) of 8-bit RGB, or a list of them; without
-            any, the built-in synthetic image.
-        tokens: kinds of vectors to give: cls, dist, register, patch, pooled, output.
+        images: a path, a Pillow image, an array (H, W, 3) of 8-bit RGB, or a list of them; by
+            default the built-in image.
+        tokens: kinds of vectors to return: cls, dist, register, patch, pooled, output.
         background: red, green, blue behind transparent pixels, 0 to 255.
         advance: called with (done, total) as images are encoded.
-        around: entered for each batch's forward pass, for what else is wanted of it.
+        around: a context entered for the forward pass of each batch, for hooks.
 
     Returns the result and an array for each kind in `tokens` (see `select_tokens`) whose first
     axis is `result.images`. Images that cannot be read are in `result.failed`.
 
     Raises:
-        VitcliError: a kind of token that this encoder does not have, or that differ in number;
-            vectors are asked for that are not finite.
+        VitcliError: a kind of token that the encoder does not have, or whose number differs
+            between images; vectors that are not finite.
     """
     model = as_model(model, by_library=True)
     pictures = picture_list(images)
@@ -98,7 +98,7 @@ def not_finite(model: Model, layer: str) -> VitcliError:
     return VitcliError(
         f"{model.name}: values are not finite (NaN or infinity, from {layer} on, weights: "
         f"{model.weights})",
-        "--dtype float32" if low else "check the weights; `vitcli encode` shows each layer's norms",
+        "--dtype float32" if low else "print each layer's norms with `vitcli encode`",
         exit_code=1,
     )
 
@@ -107,7 +107,7 @@ def not_finite(model: Model, layer: str) -> VitcliError:
 def _run(
     model: Model, batch: Sequence[Prepared]
 ) -> tuple[list[tuple[LayerNorms, ...]], EncoderOutput, int | None]:
-    """The layer table of each image, the encoder's output, and the first layer with a hole.
+    """The layer table of each image, the encoder's output, and the first layer not finite.
 
     Layers count as in `layer_points`, then ENDS.
     """
@@ -126,7 +126,7 @@ def _run(
 
 
 class NormTable:
-    """Norms of each layer's tokens, reduced as the layer's output goes by."""
+    """Norms of each layer's tokens, reduced in a hook on the layer."""
 
     def __init__(self, prefix_tokens: int, has_cls: bool) -> None:
         self.prefix_tokens = prefix_tokens
@@ -232,8 +232,8 @@ def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
 def _stack(kind: str, arrays: list[np.ndarray]) -> np.ndarray:
     if len({array.shape for array in arrays}) > 1:
         raise VitcliError(
-            f"--tokens {kind}: the images give different numbers of patches",
-            "--image-size N makes them equal",
+            f"--tokens {kind}: the number of patches differs between images",
+            "add --image-size 224",
         )
     return np.stack(arrays) if arrays else np.empty(0, np.float32)
 
@@ -333,7 +333,7 @@ class FeatureCollector:
         if self.query is not None and not self._tokens:
             patch_index(self.query, grid)
         kept: list[Tensor] = []
-        with tapped([(module, lambda x: kept.append(x[:, model.encoder.prefix_tokens :].cpu()))]):
+        with hooked([(module, lambda x: kept.append(x[:, model.encoder.prefix_tokens :].cpu()))]):
             yield
         self._fit.add(kept[0].flatten(0, 1))
         room = MOST_SHEETS - len(self.pictures)

@@ -15,6 +15,7 @@ from vitcli.config.load import REFERENCE
 from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -35,7 +36,7 @@ def encode(
         list[str] | None,
         typer.Argument(
             metavar="PATH",
-            help="Images; without any, a built-in image. Folders are for `vitcli embed`.",
+            help="Image files (default: a built-in image). For folders use `vitcli embed`.",
         ),
     ] = None,
     *,
@@ -54,8 +55,9 @@ def encode(
         typer.Option(
             "--tokens",
             metavar="KINDS",
-            help="What --out holds, with commas: cls, dist, register, patch, pooled, output. "
-            "Default: pooled, or patch without pooling.",
+            help="Vectors that --out holds, with commas: cls, dist, register, patch, pooled, "
+            "output "
+            "(default: pooled, or patch without pooling).",
         ),
     ] = None,
     engine: EngineOption = None,
@@ -65,7 +67,7 @@ def encode(
         typer.Option(
             "--map",
             metavar="FILE",
-            help="Draw patch features as colors: their first three principal components over all "
+            help="Draw patch features as colors: the first three principal components over all "
             "images.",
         ),
     ] = None,
@@ -74,7 +76,7 @@ def encode(
         typer.Option(
             "--map-query",
             metavar="ROW,COL",
-            help="Draw into --map every patch's cosine to this patch of the first image.",
+            help="Add to --map the cosine of every patch to this patch of the first image.",
         ),
     ] = None,
     layer: Annotated[
@@ -82,8 +84,9 @@ def encode(
         typer.Option(
             "--layer",
             metavar="N",
-            help="Layer that --map draws: 0 is the input of the first block, N the output of block "
-            "N, -1 the last.",
+            help="Layer of --map: 0 is the input of the first block, i the output of block i, "
+            "-1 the "
+            "last.",
             show_default="after the final norm",
         ),
     ] = None,
@@ -91,7 +94,7 @@ def encode(
     plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """What an encoder makes of images, layer by layer.
+    """Run an encoder on a few images and print its tokens' norms after every block.
 
     \b
     Examples:
@@ -160,14 +163,14 @@ def encode(
             kinds,
             background=color,
             advance=advance,
-            around=features if map_file else analysis.nothing_around,
+            around=features if map_file else analysis.no_context,
         )
     hole = result.not_finite_from
     if hole is not None:
         problem = analysis.not_finite(loaded, hole)
         warn(f"{problem.message}; {problem.hint}")
     if loaded.fresh and result.images:
-        note("fresh weights: the numbers describe the architecture, not the image")
+        note(RANDOM_WEIGHTS)
     if loaded.faster_way:
         note(loaded.faster_way)
     for failure in result.failed:
@@ -183,7 +186,7 @@ def encode(
         what = f"the features of {plural(len(features.pictures), 'image')}"
         draw(map_figure(features.sheets(), features.pictures), plot.at(map_file), what)
         if features.left_out:
-            note(f"{features.left_out} more images are in the fit only")
+            note(f"{features.left_out} more images are not drawn (too many for one figure)")
     if plot and result.images:
         from vitcli.commands.encode.view import figure
 
@@ -210,7 +213,11 @@ def check_few(images: list[str], out: str | None, model: ModelOptions) -> None:
     words = [many or (images[0] if len(images) == 1 else "PATH..."), "--out"]
     words.append(out if out and folder else "vectors/")
     words += [word for key, value in named.items() if value for word in (key, str(value))]
-    what = f"{many}: holds many images" if many else f"--out {out}: is a folder (expected a file)"
+    what = (
+        f"{many}: is not one image (expected image files)"
+        if many
+        else f"--out {out}: is a folder (expected a file)"
+    )
     raise VitcliError(what, f"vitcli embed {' '.join(map(shlex.quote, words))}")
 
 

@@ -48,13 +48,13 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class EncodeResult(Result):
-    """The answer of `vitcli encode`."""
+    """The result of `vitcli encode`."""
 
     rows_at: ClassVar[str] = "images.layers"
 
     model: ModelInfo
     engine: str
-    """What ran the encoder, one of `vitcli.engines.ENGINES`."""
+    """The engine, one of `vitcli.engines.ENGINES`."""
     images: tuple[EncodedImage, ...]
     failed: tuple[FailedImage, ...]
     not_finite_from: str | None = None
@@ -83,7 +83,7 @@ def check_tokens(config: ModelConfig, tokens: Sequence[str]) -> None:
     available = available_tokens(config.encoder)
     for kind in tokens:
         if kind not in available:
-            what = f"{config.name} does not have them" if kind in TOKENS else "unknown kind"
+            what = f"{config.name} does not have such tokens" if kind in TOKENS else "unknown"
             raise VitcliError(
                 f"--tokens {kind}: {what} (expected {', '.join(available)})",
                 f"--tokens {','.join(available)}",

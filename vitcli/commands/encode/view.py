@@ -20,18 +20,17 @@ def shape(sizes: tuple[int, ...]) -> str:
 
 
 def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
-    """What was read, the shapes, and a table of layers for each image."""
+    """The encoder; for each image its preprocessing, shapes and layers."""
     model = result.model
     if result.not_finite_from is not None:
         yield f"[bold red]values are not finite from {result.not_finite_from} on[/]"
     depth = f"{model.depth} {'blocks' if model.heads else 'layers'}"
     heads = f", {model.heads} heads" if model.heads else ""
+    yield f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}"
     yield (
-        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters "
-        f"({model.parameters:,}), {depth}, {model.hidden} hidden{heads}"
+        f"{model.parameters / 1e6:.1f}M parameters ({model.parameters:,}), {depth}, "
+        f"{model.hidden} hidden{heads}; {result.engine} engine, {model.dtype} on {model.device}"
     )
-    made_by = f"{result.engine} engine, {model.dtype} on {model.device}"
-    yield f"weights: {escape(model.weights)}; {made_by}"
     for image in result.images:
         yield from _image(image, every)
 
@@ -48,7 +47,7 @@ def _image(image: EncodedImage, every: int) -> Iterator[str | Table]:
     for name in (*(["CLS norm"] if with_cls else []), "patch mean", "patch max"):
         grid.add_column(name, justify="right")
     if with_cls:
-        grid.add_column("cos CLS to previous", justify="right")
+        grid.add_column("cosine of CLS to previous layer", justify="right")
     for row in rows:
         cells = [f"{row.patch_norm_mean:.3f}", f"{row.patch_norm_max:.3f}"]
         if with_cls:
@@ -98,7 +97,7 @@ def figure(result: EncodeResult) -> Any:
         count_along_x(axes)
         axes.grid(alpha=0.3)
         if not axes.lines:
-            axes.text(0.5, 0.5, "this encoder has no CLS", ha="center", transform=axes.transAxes)
+            axes.text(0.5, 0.5, "no CLS token", ha="center", transform=axes.transAxes)
     images = len(result.images)
     if 1 < images <= 8:
         panels[-1].legend(fontsize=7)

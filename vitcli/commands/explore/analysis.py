@@ -25,12 +25,13 @@ from torch.nn import functional as F
 from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
+from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.encoder import Observer, explicit_attention, layer_points, tapped
+from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
 from vitcli.results import FailedImage
 
 MEBIBYTE = 2**20
@@ -71,23 +72,23 @@ def explore(
     announce: Callable[[int], None] = lambda size: None,
     advance: Advance = lambda done, total: None,
 ) -> ExploreResult:
-    """Write a page on which a person points at a patch and sees similarity and attention.
+    """Write a page that shows, for the patch under the pointer, similarity and attention.
 
     Args:
-        models: one encoder, or two to see side by side: models, or what `vitcli.load` reads.
-        images: as in `Model.transform`; without any, the built-in picture.
+        models: one encoder or two: models, or what `vitcli.load` takes.
+        images: as in `Model.transform`; by default the built-in image.
         layers: 0 is the input of the first block, i the output of block i, -1 the last; by
             default four, evenly spaced, with the last.
         max_bytes: of the file. What does not fit is left out and named on the page.
         announce: called with the size in bytes before the file is written.
 
     Raises:
-        VitcliError: no or more than two encoders, a layer that an encoder does not have, no image
+        VitcliError: no encoder or more than two, a layer that an encoder does not have, no image
             that could be read, features that are not finite, or a page that cannot be so small.
     """
     named = [models] if isinstance(models, Model | str) else list(models)
     if not 1 <= len(named) <= 2:
-        raise VitcliError(f"explore: expected one or two encoders (got {len(named)})")
+        raise VitcliError(f"explore: is for 1 or 2 encoders (got {len(named)})", "name one or two")
     out = Path(out)
     check_page_file(out)
     files = picture_list(images)
@@ -105,7 +106,7 @@ def explore(
         seen.append(encoder)
         if not pictures:
             raise VitcliError(
-                f"no image could be read; the first: {failed[0].error}",
+                f"explore: no image could be read; the first error: {failed[0].error}",
                 f"vitcli explore photo.jpg --out {out}",
                 exit_code=1,
             )
@@ -149,29 +150,24 @@ def check_page_file(path: Path) -> None:
     """
     if path.suffix.lower() not in (".html", ".htm"):
         raise VitcliError(
-            f"--out {path}: a page is an .html file", f"write --out {path.with_suffix('.html')}"
+            f"--out {path}: unknown suffix (got {path.suffix or 'none'}, expected .html)",
+            f"--out {path.with_suffix('.html')}",
         )
     if not path.parent.is_dir():
-        raise VitcliError(f"--out {path}: there is no folder {path.parent}", "make it first")
+        raise VitcliError(f"--out {path}: the folder is missing", f"mkdir -p {path.parent}")
 
 
 def choose_layers(model: Model, layers: Sequence[int] | None) -> list[int]:
     """Layers from 0 to the depth, ascending; by default DEFAULT_LAYERS evenly spaced.
 
     Raises:
-        VitcliError: there is no such layer.
+        VitcliError: a layer that the encoder does not have.
     """
     depth = model.config.encoder.depth
     if layers is None:
         steps = range(1, DEFAULT_LAYERS + 1)
         return sorted({max(1, round(depth * step / DEFAULT_LAYERS)) for step in steps})
-    for layer in layers:
-        if not -depth - 1 <= layer <= depth:
-            raise VitcliError(
-                f"--layers {layer}: {model.name} has layers 0 to {depth}",
-                f"choose from 0 to {depth}; -1 is the last",
-            )
-    return sorted({layer % (depth + 1) for layer in layers})
+    return sorted({layer_index(layer, depth, "--layers") for layer in layers})
 
 
 @dataclass(frozen=True)
@@ -195,7 +191,7 @@ class Block:
 
 @dataclass
 class Seen:
-    """What one encoder made of the images, as the page needs it."""
+    """The arrays of one encoder that the page shows."""
 
     model: Model
     layers: list[int]
@@ -236,15 +232,16 @@ class Seen:
         points = [module for _, module in layer_points(encoder)]
         with (
             explicit_attention(encoder) as probabilities,
-            tapped([(module, attend) for module in probabilities]),
-            tapped([(points[layer], keep(layer)) for layer in self.layers]),
+            hooked([(module, attend) for module in probabilities]),
+            hooked([(points[layer], keep(layer)) for layer in self.layers]),
         ):
             encoder(pixels)
         for layer in self.layers:
             if not bool(kept[layer].isfinite().all()):
                 raise VitcliError(
-                    f"{self.model.name}, layer {layer}: features are not finite (NaN or infinite)",
-                    "check the weights; --dtype float32 has the widest range",
+                    f"{self.model.name}: features of layer {layer} are not finite (NaN or "
+                    "infinity)",
+                    "run it again with --dtype float32",
                     exit_code=1,
                 )
             self.tokens.setdefault(layer, []).append(kept[layer].unflatten(0, grid))
@@ -384,7 +381,7 @@ def _page(
         elif block.rank[0] == 0:
             raise VitcliError(
                 f"--max-size {max_bytes / MEBIBYTE:g}: too small for the features of these images",
-                "give fewer images, fewer --layers or a larger --max-size",
+                f"--max-size {2 * max_bytes / MEBIBYTE:g}, or fewer images or --layers",
             )
         else:
             left_out[block.encoder].append(block.what)

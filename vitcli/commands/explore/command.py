@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
 from vitcli.ui.tables import show
@@ -17,8 +18,8 @@ LayersOption = Annotated[
     typer.Option(
         "--layers",
         metavar="N,M,...",
-        help="Layers, with commas: 0 is the input of the first block, i the "
-        "output of block i, -1 the last (default: four, evenly spaced).",
+        help="Layers, with commas: 0 is the input of the first block, i the output of block i, "
+        "-1 the last (default: four, evenly spaced).",
     ),
 ]
 
@@ -27,7 +28,7 @@ LayersOption = Annotated[
 def explore(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
     encoders: EncodersOptions,
@@ -42,11 +43,11 @@ def explore(
     background: BackgroundOption = "white",
     output: Output,
 ) -> None:
-    """Write one page on which you point at a patch and see similarity and attention.
+    """Write an HTML page that shows, for the patch under the pointer, similarity and attention.
 
-    Point at a patch: its cosine similarity to every patch of every image, its attention by head,
-    mean and rollout, features as colors, and norms, layer by layer, for one encoder or two side
-    by side. The page is one file, opens from disk and needs no network.
+    The page shows the patch's cosine similarity to every patch of every image, its attention (per
+    head, mean and rollout), features as colors, and norms, per layer, for one or two encoders. It
+    is one file and needs no network.
 
     \b
     Examples:
@@ -59,11 +60,12 @@ def explore(
     requests = encoders.to_requests()
     if len(requests) > 2:
         raise VitcliError(
-            f"explore: one or two encoders (got {len(requests)})", "give --weights at most twice"
+            f"explore: too many encoders (got {len(requests)}, expected 1 or 2)",
+            "name at most two encoders",
         )
     for request in requests:
         if request.weights is None:
-            request.fresh_config()  # a bad config is told before torch is loaded
+            request.fresh_config()  # a bad config is an error before torch is loaded
     chosen = _numbers(layers) if layers else None
     color = parse_color(background)
     with status("loading torch and the encoders"):
@@ -75,7 +77,7 @@ def explore(
     for one in loaded:
         if one.report:
             note(one.report.line())
-    with progress("looking") as advance:
+    with progress("encoding") as advance:
         result = analysis.explore(
             loaded,
             images or [],
@@ -87,7 +89,7 @@ def explore(
             advance=advance,
         )
     if any(one.fresh for one in loaded):
-        note("fresh weights: the page shows the architecture, not learned features")
+        note(RANDOM_WEIGHTS)
     for failure in result.failed:
         warn(failure.error)
     from vitcli.commands.explore.view import tables
@@ -101,7 +103,7 @@ def explore(
 def grid(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files; without any, a built-in picture."),
+        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
     encoders: EncodersOptions,
@@ -110,17 +112,20 @@ def grid(
         bool,
         typer.Option(
             "--foreground/--all-patches",
-            help="Color only the side of the first component that touches less of the border.",
+            help="Color only the foreground: the side of the first principal component that "
+            "touches "
+            "the image border less.",
         ),
     ] = True,
     background: BackgroundOption = "white",
     output: Output,
     plot: Plot,
 ) -> None:
-    """Draw the features of several encoders and layers as one picture.
+    """Draw the features of several encoders and layers in one figure.
 
-    Encoders down, layers across. Colors are the first three principal components of the patches of
-    all chosen layers and images, each layer centered and scaled: one basis per encoder.
+    A row per encoder and image, a column per layer. Colors are the first three
+    principal components of the patches of all chosen layers and images, each layer centered and
+    scaled: one basis per encoder.
 
     \b
     Examples:
@@ -134,7 +139,7 @@ def grid(
     requests = encoders.to_requests()
     for request in requests:
         if request.weights is None:
-            request.fresh_config()  # a bad config is told before torch is loaded
+            request.fresh_config()  # a bad config is an error before torch is loaded
     chosen = _numbers(layers) if layers else None
     color = parse_color(background)
     with status("loading torch and the encoders"):
@@ -145,7 +150,7 @@ def grid(
     for one in loaded:
         if one.report:
             note(one.report.line())
-    with progress("looking") as advance:
+    with progress("encoding") as advance:
         result = analysis(
             loaded,
             images or [],
@@ -155,7 +160,7 @@ def grid(
             advance=advance,
         )
     if any(one.fresh for one in loaded):
-        note("fresh weights: the colors show the architecture, not learned features")
+        note(RANDOM_WEIGHTS)
     for failure in result.failed:
         warn(failure.error)
     if plot:
@@ -170,5 +175,6 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise VitcliError(
-            f"--layers {text}: expected whole numbers with commas between", "--layers 3,6,9,12"
+            f"--layers {text}: are not layers (expected whole numbers with commas)",
+            "--layers 3,6,9,12",
         ) from error

@@ -1,7 +1,7 @@
-"""One picture of several encoders and layers: features as principal-component colors.
+"""One figure of several encoders and layers: features as principal-component colors.
 
 The patches of all chosen layers and images of an encoder share one basis, after each layer was
-centered and scaled to total variance 1, so that a color means the same in its whole row.
+centered and scaled to total variance 1, so that colors in one row can be compared.
 Foreground is one side of the first component, as in Oquab et al. 2023 (DINOv2), figure 1.
 """
 
@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.encoder import layer_points, tapped
+from vitcli.nn.encoder import hooked, layer_points
 from vitcli.results import FailedImage
 
 
@@ -36,8 +36,8 @@ def grid(
     """Features of images as colors, one row per encoder and image, one column per layer.
 
     Args:
-        models: encoders: models, or what `vitcli.load` reads.
-        images: as in `Model.transform`; without any, the built-in picture.
+        models: encoders: models, or what `vitcli.load` takes.
+        images: as in `Model.transform`; by default the built-in image.
         layers: 0 is the input of the first block, i the output of block i, -1 the last; by
             default four, evenly spaced, with the last.
         foreground: color only the side of the first component that touches less of the border.
@@ -70,7 +70,7 @@ def grid(
             advance(number * each + len(names) + len(failed), len(named) * each)
         if not names:
             raise VitcliError(
-                f"no image could be read; the first: {failed[0].error}",
+                f"grid: no image could be read; the first error: {failed[0].error}",
                 "vitcli grid photo.jpg --plot grid.png",
                 exit_code=1,
             )
@@ -83,7 +83,7 @@ def _tokens(model: Model, pixels: Tensor, layers: Sequence[int]) -> dict[int, Te
     """By layer: the patch tokens (rows, columns, D) of one image."""
     points = [module for _, module in layer_points(model.encoder)]
     kept: list[Tensor] = []
-    with tapped([(points[layer], kept.append) for layer in layers]):
+    with hooked([(points[layer], kept.append) for layer in layers]):
         model.encoder(pixels)
     shape = model.encoder.front_end.grid(pixels)
     prefix = model.encoder.prefix_tokens
@@ -91,8 +91,8 @@ def _tokens(model: Model, pixels: Tensor, layers: Sequence[int]) -> dict[int, Te
     for layer, tokens in zip(layers, kept, strict=True):
         if not bool(tokens.isfinite().all()):
             raise VitcliError(
-                f"{model.name}, layer {layer}: features are not finite (NaN or infinite)",
-                "check the weights; --dtype float32 has the widest range",
+                f"{model.name}: features of layer {layer} are not finite (NaN or infinity)",
+                "run it again with --dtype float32",
                 exit_code=1,
             )
         found[layer] = tokens[0, prefix:].double().cpu().unflatten(0, shape)
@@ -119,7 +119,7 @@ def _row(
     masks = (
         side.masks if side else [torch.ones(image[layers[0]].shape[:2]).bool() for image in tokens]
     )
-    tokens = _alike(layers, tokens, masks)
+    tokens = _standardized(layers, tokens, masks)
     fit = PrincipalColors()
     for image, mask in zip(tokens, masks, strict=True):
         for layer in layers:
@@ -147,12 +147,12 @@ def _row(
     )
 
 
-def _alike(
+def _standardized(
     layers: Sequence[int], tokens: Sequence[dict[int, Tensor]], masks: Sequence[Tensor]
 ) -> list[dict[int, Tensor]]:
     """Each layer with mean 0 and total variance 1 over its colored patches of all images.
 
-    Else the layer with the longest vectors, most often the last, would take the whole basis.
+    Otherwise the layer with the longest vectors, mostly the last, would determine the basis.
     """
     found: list[dict[int, Tensor]] = [{} for _ in tokens]
     for layer in layers:

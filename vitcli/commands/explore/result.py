@@ -1,4 +1,4 @@
-"""What `vitcli explore` and `vitcli grid` answer."""
+"""The results of `vitcli explore` and `vitcli grid`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitcli.results import FailedImage, ModelInfo, Result
 
 @dataclass(frozen=True)
 class ExploredEncoder:
-    """What the page holds of one encoder."""
+    """The part of the page about one encoder."""
 
     model: ModelInfo
     layers: tuple[int, ...]
@@ -25,7 +25,7 @@ class ExploredEncoder:
     """Largest error of an attention value on the page, relative to the largest of its map."""
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
-    """What would have made the page too large, most useful first."""
+    """What does not fit on the page, most useful first."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class GridPanel:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One encoder: its panels share one basis."""
+    """One encoder; its panels share one basis of principal components."""
 
     model: ModelInfo
     layers: tuple[int, ...]
     boxes: tuple[tuple[float, float, float, float], ...]
-    """What the patch grid covers of each image: left, top, right, bottom in its pixels."""
+    """The part of each image that the patch grid covers: left, top, right, bottom in its pixels."""
     explained: tuple[float, float, float]
     """Share of the variance of the colored patches along each of the three components."""
     foreground: float | None

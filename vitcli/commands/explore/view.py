@@ -34,7 +34,7 @@ def tables(result: ExploreResult) -> Iterator[str | Table]:
 
 
 def grid_tables(result: GridResult) -> Iterator[Table]:
-    """One row per encoder: what its colors stand for."""
+    """One row per encoder: the variance that its colors explain."""
     grid = table()
     grid.add_column("encoder", overflow="fold")
     grid.add_column("layers", justify="right", no_wrap=True)

@@ -24,10 +24,9 @@ CHECKED_BATCHES = (1, 2)
 def export(
     model: Model | str | os.PathLike[str], path: str | os.PathLike[str], *, opset: int = OPSET
 ) -> ExportResult:
-    """Write an encoder as an ONNX graph at its input size, with a free batch.
+    """Write an encoder as an ONNX graph at its input size, for any batch size.
 
-    The file is run beside plain torch before it takes its place, so a file that was there before
-    is replaced by a checked one or not at all.
+    The graph is compared with plain torch before PATH is replaced.
 
     Args:
         model: a `Model` in float32 on the CPU, or what `vitcli.load` takes.
@@ -35,8 +34,9 @@ def export(
         opset: ONNX operator set, one of `vitcli.engines.OPSETS`.
 
     Raises:
-        VitcliError: an impossible path, dtype or opset, the extra `onnx` missing, an encoder that
-            cannot be exported, or outputs that differ by more than TOLERANCE or are not finite.
+        VitcliError: a path that cannot be written, another dtype or opset, a missing extra
+            `onnx`, an encoder that cannot be exported, or outputs that differ by more than
+            TOLERANCE or are not finite.
     """
     path = Path(path)
     check_export_file(path)
@@ -119,13 +119,13 @@ def convert(model: Model | str | os.PathLike[str], folder: str | os.PathLike[str
         folder: the directory to write, whole when it appears.
 
     Raises:
-        VitcliError: no checkpoint, unknown preprocessing, or a place that cannot be written.
+        VitcliError: random weights, unknown preprocessing, or a folder that cannot be written.
     """
     model, folder = as_model(model), Path(folder)
     if model.report is None:
         raise VitcliError(
-            f"{model.name}: random weights cannot be converted (expected a checkpoint)",
-            "vitcli convert SOURCE OUT",
+            f"{model.name}: weights are random (expected a checkpoint)",
+            "name a checkpoint: vitcli convert SOURCE OUT",
         )
     config = model.config.model_copy(update={"preprocess": model.preprocessing})
     save_snapshot(folder, config, model.encoder)

@@ -9,11 +9,11 @@ import typer
 
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.options import ModelOptions, Output, grouped
 from vitcli.ui.tables import show
 
 
-@grouped
 @grouped
 def export(
     out: Annotated[Path, typer.Argument(metavar="OUT.onnx", help="The file to write.")],
@@ -31,7 +31,7 @@ def export(
     ] = OPSET,
     output: Output,
 ) -> None:
-    """Write an encoder as an ONNX graph with a free batch, checked against plain torch.
+    """Write an encoder as an ONNX graph of any batch size, checked against plain torch.
 
     Weights above 2 GiB go to OUT.onnx.data beside it. Needs the extra `onnx`.
 
@@ -54,7 +54,7 @@ def export(
     with status("exporting and checking"):
         result = analysis.export(loaded, out, opset=opset)
     if loaded.fresh:
-        note("fresh weights: the graph describes the architecture, not a trained encoder")
+        note(RANDOM_WEIGHTS)
     show(result, output.form)
 
 
@@ -66,7 +66,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write.")],
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="Fills in settings that the source lacks."),
+        typer.Option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -82,14 +82,18 @@ def convert(
     ] = None,
     prefix: Annotated[
         str | None,
-        typer.Option("--prefix", metavar="P", help="What precedes the tower's tensor names."),
+        typer.Option(
+            "--prefix",
+            metavar="P",
+            help="Prefix of the vision tower's tensor names, e.g. model.vision_tower.",
+        ),
     ] = None,
     *,
     output: Output,
 ) -> None:
-    """Write a checkpoint as safetensors with vitcli's YAML, preprocessing included.
+    """Write a checkpoint as safetensors with vitcli's YAML config and preprocessing.
 
-    The directory is whole when it appears, loads back bit for bit, and loads without a copy.
+    The directory appears only when it is complete, and loads back bit for bit.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What `vitcli export` and `vitcli convert` answer."""
+"""The results of `vitcli export` and `vitcli convert`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ExportedFile:
 class ExportedTensor:
     name: str
     shape: tuple[int | str, ...]
-    """Sizes, and names of the axes that are free."""
+    """Sizes; a name for an axis of any size."""
 
 
 @dataclass(frozen=True)
 class ExportResult(Result):
-    """The graph as it was written and read back."""
+    """The result of `vitcli export`: the graph that was written and checked."""
 
     rows_at: ClassVar[str] = "files"
 
@@ -41,7 +41,7 @@ class ExportResult(Result):
 
 @dataclass(frozen=True)
 class ConvertResult(Result):
-    """The answer of `vitcli convert`."""
+    """The result of `vitcli convert`."""
 
     view_prefix: ClassVar[str] = "convert_"
 

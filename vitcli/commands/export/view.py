@@ -12,14 +12,14 @@ from vitcli.ui.console import table
 
 
 def tables(result: ExportResult) -> Iterator[str | Table]:
-    """The files, the graph's inputs and outputs, and how far it is from eager."""
+    """The files, the graph's inputs and outputs, and the difference to eager."""
     for file in result.files:
         yield f"[bold]{escape(file.path)}[/]  {file.bytes / 2**20:.1f} MiB"
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield f"{escape(result.model.name)}, opset {result.opset}; {versions}"
     grid = table()
     grid.add_column("tensor")
-    grid.add_column("")
+    grid.add_column("kind")
     grid.add_column("shape")
     for kind, tensors in (("input", result.inputs), ("output", result.outputs)):
         for tensor in tensors:
@@ -28,7 +28,7 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
     batches = " and ".join(map(str, result.checked_batches))
     yield (
         f"checked against eager at batch {batches}: largest difference {result.max_error:.1e} "
-        f"(allowed {result.tolerance:.0e})"
+        f"(tolerance {result.tolerance:.0e})"
     )
 
 

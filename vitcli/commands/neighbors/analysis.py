@@ -45,7 +45,7 @@ def neighbors(
         device: where another image is encoded.
 
     Raises:
-        VitcliError: no vectors there, other weights than then, nothing to compare with.
+        VitcliError: a folder without vectors, or weights that have changed since.
         ImageError: an image that cannot be read.
     """
     folder = Path(folder)
@@ -76,13 +76,13 @@ def neighbors(
             else:
                 heapq.heappushpop(nearest, item)
     if not seen:
-        raise VitcliError(f"{printable(folder)}: no vectors to compare with", exit_code=1)
+        raise VitcliError(f"{printable(folder)}: does not hold other vectors", exit_code=1)
     mean = total / seen
     layout = read_layout(f"{above}/x" if above else "x" for above in folders)
     ranked = [item[2] for item in sorted(nearest, reverse=True)]
     labeled = tuple(replace(one, label=layout.place(one.path)[1]) for one in ranked)
     label = layout.place(name)[1] if row is not None else None
-    alike = sum(
+    of_class = sum(
         number for above, number in folders.items() if layout.place(f"{above}/x")[1] == label
     )
     return NeighborsResult(
@@ -97,7 +97,7 @@ def neighbors(
         neighbours=labeled,
         label=label,
         same_class=None if label is None else sum(one.label == label for one in labeled),
-        class_share=None if label is None else alike / seen,
+        class_share=None if label is None else of_class / seen,
     )
 
 
@@ -112,7 +112,8 @@ def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray
                 continue
             if part.status[place] != OK:
                 raise VitcliError(
-                    f"{printable(image)}: has no vector: {part.status[place]}: {part.error[place]}",
+                    f"{printable(image)}: its vector is missing ({part.status[place]}: "
+                    f"{part.error[place]})",
                     exit_code=1,
                 )
             return part.first + place, part.arrays["vector"][place], name

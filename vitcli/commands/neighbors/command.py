@@ -18,17 +18,23 @@ def neighbors(
         Path, typer.Argument(metavar="DIR", help="Vectors that `vitcli embed` wrote.")
     ],
     image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="One of the images in there, or another file.")
+        str,
+        typer.Argument(metavar="IMAGE", help="An image of DIR, by path, or another image file."),
     ],
-    count: Annotated[int, typer.Option("--count", "-k", min=1, metavar="N", help="How many.")] = 10,
+    count: Annotated[
+        int, typer.Option("--count", "-k", min=1, metavar="N", help="Number of neighbors.")
+    ] = 10,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Device that encodes another file.")
+        str,
+        typer.Option(
+            "--device", metavar="NAME", help="Device on which to encode another image file."
+        ),
     ] = "auto",
     *,
     output: Output,
     plot: Plot,
 ) -> None:
-    """Which images are nearest to one, by cosine of their vectors?
+    """Find the images nearest to one image by cosine similarity of their vectors.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What `vitcli neighbors` answers."""
+"""The result of `vitcli neighbors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitcli.results import Result
 
 @dataclass(frozen=True)
 class Neighbor:
-    """An image near the one asked about."""
+    """One of the nearest images."""
 
     index: int
     """Its row among the vectors."""
@@ -24,7 +24,7 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class NeighborsResult(Result):
-    """The answer of `vitcli neighbors DIR IMAGE`, nearest first."""
+    """The result of `vitcli neighbors DIR IMAGE`, nearest first."""
 
     rows_at: ClassVar[str] = "neighbours"
 
@@ -33,11 +33,11 @@ class NeighborsResult(Result):
     model: str
     weights: str
     index: int | None
-    """Its own row where it is one of those encoded; it is then no neighbor of itself."""
+    """Its own row if it is among the vectors; it is not a neighbor of itself."""
     searched: int
-    """Vectors compared with."""
+    """Number of vectors searched."""
     cosine_mean: float
-    """Over all of them: what a cosine means depends on how alike everything is."""
+    """Over all vectors that were searched."""
     cosine_std: float
     neighbours: tuple[Neighbor, ...]
     label: str | None = None

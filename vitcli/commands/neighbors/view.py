@@ -24,7 +24,7 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
     )
     rows = table()
     rows.add_column("cosine", justify="right")
-    rows.add_column("std above mean", justify="right")
+    rows.add_column("standard deviations above mean", justify="right")
     rows.add_column("size", justify="right")
     rows.add_column("path", overflow="fold")
     for found in result.neighbours:
@@ -35,11 +35,14 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
             escape(printable(found.path)),
         )
     yield rows
-    yield f"cosine to all: mean {result.cosine_mean:.4f}, std {result.cosine_std:.4f}"
+    yield (
+        f"cosine to all vectors: mean {result.cosine_mean:.4f}, standard deviation "
+        f"{result.cosine_std:.4f}"
+    )
     if result.label is not None and result.class_share is not None:
         yield (
-            f"{result.same_class} of {len(result.neighbours)} are of its class "
-            f"({escape(result.label)}), as {result.class_share:.1%} of all are"
+            f"{result.same_class} of {len(result.neighbours)} neighbors are of its class "
+            f"({escape(result.label)}), which is {result.class_share:.1%} of all images"
         )
 
 
@@ -60,7 +63,7 @@ def figure(result: NeighborsResult, pictures: Sequence[Any] | None = None) -> An
 
         pictures = read(result)
     paths = [result.image, *(found.path for found in result.neighbours)]
-    captions = ["the image", *(f"{found.cosine:.3f}" for found in result.neighbours)]
+    captions = ["query", *(f"{found.cosine:.3f}" for found in result.neighbours)]
     labels = [result.label, *(found.label for found in result.neighbours)]
     frames = {label: place for place, label in enumerate(dict.fromkeys(filter(None, labels)))}
     columns = min(_COLUMNS, len(paths))
@@ -77,7 +80,7 @@ def figure(result: NeighborsResult, pictures: Sequence[Any] | None = None) -> An
         short = name if len(name) <= 18 else f"{name[:7]}...{name[-8:]}"
         axes.set_title(f"{above}\n{printable(short)}", fontsize=6.5, pad=3)
         if picture is None:
-            axes.text(0.5, 0.5, "not there\nany more", ha="center", va="center")
+            axes.text(0.5, 0.5, "file is\nmissing", ha="center", va="center")
             axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         else:
             axes.imshow(thumbnail(picture))

@@ -1,4 +1,4 @@
-"""Where an encoder's parameters and operations are: arithmetic on its config, no torch.
+"""Parameters and operations of an encoder by component, from its config, without torch.
 
 `vitcli.config.variants` says what each variant costs; here the parts are put together.
 """
@@ -128,10 +128,11 @@ def model_costs(
     """One model's table at `image_size`, by default its input size; bytes in `dtype`.
 
     Raises:
-        VitcliError: an image that the encoder cannot read, or an unknown dtype.
+        VitcliError: an image smaller than a patch, or an unknown dtype.
     """
     if dtype not in DTYPE_BYTES:
-        raise VitcliError(f"--dtype {dtype}: unknown", "one of " + ", ".join(DTYPE_BYTES))
+        known = ", ".join(DTYPE_BYTES)
+        raise VitcliError(f"--dtype {dtype}: unknown (expected {known})", "--dtype float32")
     c, width = config.encoder, DTYPE_BYTES[dtype]
     size = image_size or config.input_size
     costs = component_costs(c, size)
@@ -193,7 +194,7 @@ def params(
     image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
 ) -> ParamsResult:
-    """Where parameters, operations and bytes of encoders are; nothing is built.
+    """Parameters, operations and bytes of encoders, from their configs.
 
     Args:
         models: what `vitcli.load` takes (a preset, a YAML config, a checkpoint), a Model, or a
@@ -203,12 +204,10 @@ def params(
         dtype: float32, bfloat16, float16 or float64, for the bytes.
 
     Raises:
-        VitcliError: an unknown model or dtype, an image that an encoder cannot read.
+        VitcliError: an unknown model or dtype, an image smaller than a patch.
     """
     if not models:
-        raise VitcliError(
-            "vitcli.params: no model is given", 'name one, as in vitcli.params("vit-b16")'
-        )
+        raise VitcliError("vitcli.params: no model is given", 'vitcli.params("vit-b16")')
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     return ParamsResult(tuple(model_costs(_config(model), size, dtype) for model in models))
 

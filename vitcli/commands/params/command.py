@@ -19,7 +19,6 @@ from vitcli.ui.tables import show
 
 
 @grouped
-@grouped
 def params(
     *,
     models: Annotated[EncodersOptions, Without(("seed", "device", "pos_resize"))],
@@ -27,12 +26,11 @@ def params(
     plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Where an encoder's parameters, operations and bytes are.
+    """Count an encoder's parameters, operations and bytes by component.
 
-    Arithmetic on the config: nothing is built. Operations are counted at the input
-    size: what the preprocessing gives, as encode and profile use it; --image-size
-    sets it. The native size, encoder.image_size, is what the position table is made
-    for; both are printed where they differ.
+    Computed from the config; no weights are loaded. Operations are for one image of the input
+    size, which the preprocessing or --image-size sets. If the position table is stored for another
+    size (encoder.image_size), that native size is printed too.
 
     \b
     Examples:
@@ -51,7 +49,10 @@ def params(
     configs, sized = zip(*(_config(request) for request in requests), strict=True)
     if print_config:
         if len(configs) > 1:
-            raise VitcliError(f"--print-config prints one config, not {len(configs)}", "name one")
+            raise VitcliError(
+                f"--print-config: prints one config (got {len(configs)} encoders)",
+                "name one encoder, e.g. --preset vit-b16",
+            )
         return answer_text(config_yaml(configs[0]))
     result = analysis(*sized, image_size=requests[0].image_size, dtype=requests[0].dtype)
     if plot:

@@ -1,4 +1,4 @@
-"""Is an encoder any good on these images, and which of several: `vitcli probe`."""
+"""How well classes or numbers are predicted from vectors of one encoder, or of several."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Watch = Callable[[int, int, "Counter[str]"], None]
 Advance = Callable[[int, int], None]
 
 FEW_IMAGES = 5000
-"""Up to so many images cross-validation runs with SEEDS split seeds, above with two."""
+"""Up to this number of images cross-validation has SEEDS split seeds, above it two."""
 SEEDS = 5
 MOST_PAIRS = 10
 
@@ -85,33 +85,33 @@ def probe(
 ) -> ProbeResult | RankingResult | AgreementResult:
     """Accuracy of nearest neighbors and of a linear probe on vectors of labeled images.
 
-    With several encoders, or several layers, a ranking with paired differences on the same images.
+    Several encoders or layers are ranked, with paired differences on the same images.
 
     Neighbors: each of the `k` nearest by cosine votes with exp(cosine / 0.07) (Caron et al. 2021);
-    k is at most the images of the smallest class that are learned from. Linear: logistic regression
-    (C = 1) on standardized vectors; ridge for numbers. What is tested is never learned from:
-    images with identical vectors, or of one group, stay on one side.
+    k is at most the number of training images of the smallest class. Linear: logistic regression
+    (C = 1) on standardized vectors; ridge regression for numbers. Images with identical vectors,
+    or of one group, stay on one side of every split.
 
     Args:
         folder: vectors that `vitcli embed` wrote, a folder per class, or a published set's files.
-        model: of images, the encoder or several: a model or what `vitcli.load` takes first.
-        folds, seeds: of cross-validation, where the folders give no split.
-        layers: `all` or numbers with commas: each layer that the vectors hold.
+        model: for images, one encoder or several: a model or what `vitcli.load` takes.
+        folds, seeds: of cross-validation, if the folders give no split.
+        layers: `all` or numbers with commas, of the layers that the vectors hold.
         groups: `parent` or a CSV of path and group.
         targets: a CSV of path and number, to predict numbers instead of classes.
         unlabeled: rank by agreement about nearest neighbors; this is not accuracy.
-        confusion: with the whole confusion matrix in the result.
+        confusion: put the whole confusion matrix into the result.
         limit: images of each half of a published set.
-        out: where vectors of images are kept.
-        say: receives one line for each fact worth knowing before the result.
+        out: folder in which to keep the vectors of images.
+        say: called with each note as one line.
 
     Raises:
-        VitcliError: nothing to tell classes by, too few images, or scikit-learn is missing.
+        VitcliError: no classes, too few images, or scikit-learn is missing.
     """
     folder = Path(folder)
     single = model is None or isinstance(model, Model | str | os.PathLike)
     sources: list[Source] = [] if model is None else [model] if single else list(model)  # type: ignore[arg-type, list-item]
-    evaluate.sklearn()  # told before hours of encoding
+    evaluate.sklearn()  # an error before hours of encoding
     models = [as_model(source, by_library=True) for source in sources]
     with contextlib.ExitStack() as stack:
         labeled = not unlabeled and targets is None
@@ -119,7 +119,7 @@ def probe(
             folder, models, labeled, layers, limit, out, tokens, workers, watch, say, stack
         )
         if len(models) > 1:
-            say(f"timing {len(models)} encoders in turn, then comparing them")
+            say(f"timing {len(models)} encoders alternately, then comparing them")
         cost = _costs(models, folder, advance) if len(models) > 1 else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images))  # while the vectors are there
@@ -153,25 +153,28 @@ def _encoded(
     if (folder / MANIFEST).is_file():
         if models:
             raise VitcliError(
-                f"{printable(folder)} holds vectors: a model cannot change them",
+                f"{printable(folder)}: holds vectors already (a model is only for images)",
                 f"vitcli probe {folder}",
             )
         return read_vectors([folder], layers)
     if not models:
         raise VitcliError(
-            f"{printable(folder)}: no vectors of `vitcli embed` in there",
-            "add the encoder: --weights SOURCE or --preset NAME",
+            f"{printable(folder)}: does not hold vectors of `vitcli embed`",
+            "add --weights SOURCE or --preset NAME to encode its images",
         )
     if recognized(folder) != "folder":
         return published_set(models, folder, tokens, limit, lambda i, n: watch(i, n, Counter()))
     if limit is not None:
-        raise VitcliError("--limit is for a published set's files", "leave out --limit")
+        raise VitcliError(
+            "--limit: is for the files of a published set (got a folder)", "leave out --limit"
+        )
     found = read_folder(folder)
     for line in found.lines():
         say(line)
     if labeled and len(found.classes) < 2:
         raise VitcliError(
-            f"{printable(folder)}: {len(found.classes)} classes (expected a folder per class)",
+            f"{printable(folder)}: too few classes (got {len(found.classes)} folders with images, "
+            "expected at least 2)",
             "put the images of each class into a folder of their own",
         )
     places = [
@@ -293,9 +296,9 @@ class Trial:
         if len(images.names) < 4 or (not images.regression and len(self.classes) < 2):
             of = "groups" if images.groups is not None else "images"
             raise VitcliError(
-                f"{printable(self.folder)}: {len(self.classes)} classes of at least two {of} "
-                f"that are not identical (got {len(images.names)} images, expected 2 classes)",
-                "put a folder for each class into it, with different images in each",
+                f"{printable(self.folder)}: too few classes with at least two different {of} (got "
+                f"{len(self.classes)} classes, {len(images.names)} images; expected 2 classes)",
+                "put a folder per class into it, each with different images",
             )
         self.images, self.left_out = images, 0
         self.grouped = len(np.unique(groups))
@@ -306,8 +309,9 @@ class Trial:
             self.splits, self.left_out = evaluate.given_split(images.is_test, groups)
             if not len(self.splits.rounds[0][1]):
                 raise VitcliError(
-                    f"{printable(self.folder)}: no test image is of a class that is learned from "
-                    "and differs from all that are learned from",
+                    f"{printable(self.folder)}: no test image is of a class in train and "
+                    "differs from "
+                    "all training images",
                     "check which images are in train and in test",
                 )
         else:
@@ -315,7 +319,8 @@ class Trial:
             self.splits = evaluate.cross_validation(self.numbers, groups, self.folds, seeds)
             if self.splits.folds < 2:
                 raise VitcliError(
-                    f"{printable(self.folder)}: all images are in one group", "use other --groups"
+                    f"{printable(self.folder)}: all images are in one group (expected at least 2)",
+                    "leave out --groups",
                 )
         self.tested = np.concatenate([test for _, test in self.splits.rounds])
         if not images.regression:
@@ -327,7 +332,7 @@ class Trial:
         return evaluate.join_groups(vectors, images.groups)
 
     def _testable(self, images: Images, groups: np.ndarray) -> np.ndarray:
-        """Images of classes that are learned from, or that have two groups."""
+        """Images of classes that occur in train, or that have two groups."""
         assert images.labels is not None
         classes, numbers = ordered(images.labels)
         if images.is_test is not None:
@@ -436,17 +441,17 @@ class Trial:
             code = "better" if regression.low > 0 else "no better"
             words = f"R² {regression.r2:.3f} [{regression.low:.3f}, {regression.high:.3f}] {on}"
             if code == "no better":
-                words = f"no better than always saying the mean: {words}"
+                words = f"no better than always predicting the mean: {words}"
             return code, words
         name, share = self._largest()
         facts = ", ".join(
             f"{s.method} {s.accuracy:.1%} [{s.low:.1%}, {s.high:.1%}]" for s in reversed(scores)
         )
-        always = f"always saying {name!r} is right for {share:.1%}"
+        always = f"always predicting {name!r} is right for {share:.1%}"
         of = f"{on} of {len(self.classes):,} classes"
         if any(score.low > share for score in scores):
             return "better", f"{facts} {of}; {always}"
-        return "no better", f"no better than always saying {name!r} ({share:.1%}): {facts} {of}"
+        return "no better", f"no better than always predicting {name!r} ({share:.1%}): {facts} {of}"
 
     def ranking(self, cost: Sequence[Cost], advance: Advance) -> RankingResult:
         """All encoders, best first by the linear probe, and differences to the best."""
@@ -489,7 +494,7 @@ class Trial:
         code, words = self._ranking_verdict(ranked)
         timing = (
             f"images per second: median of {ranking.TIMED_ROUNDS} passes of "
-            f"{ranking.TIMED_BATCH} images, the encoders in turn; 100,000 images: the slower of "
+            f"{ranking.TIMED_BATCH} images, encoders alternately; 100,000 images: the slower of "
             "the encoder and of decoding on all cores"
         )
         return RankingResult(
@@ -522,7 +527,7 @@ class Trial:
         tied = [one.name for one, gap in gaps if gap.p_holm >= ranking.ALPHA]
         if tied:
             return "not told apart", (
-                f"{' and '.join([best.name, *tied])} cannot be told apart {images}; "
+                f"{' and '.join([best.name, *tied])} do not differ significantly {images}; "
                 f"{best.name}: {words}"
             )
         second = (
@@ -547,16 +552,19 @@ def _names(encoders: Sequence[Encoded]) -> list[str]:
 
 
 def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
-    """Encoders by how much they agree with the others about which images are similar."""
+    """Rank encoders by their agreement with each other about nearest neighbors."""
     if len(images.encoders) < 2:
         raise VitcliError(
-            f"{printable(folder)}: agreement needs two encoders or layers",
-            "name several with --weights and --preset, or vectors with --layers all",
+            f"{printable(folder)}: agreement needs at least 2 encoders or layers (got 1)",
+            "name two encoders by --weights and --preset, or add --layers all",
         )
     count, number = len(images.encoders), len(images.names)
     k = min(k, number - 2)
     if k < 1:
-        raise VitcliError(f"{printable(folder)}: {number} images", "at least 4 images")
+        raise VitcliError(
+            f"{printable(folder)}: too few images (got {number}, expected at least 3)",
+            "add images to the folder",
+        )
     nearest = [ranking.nearest_rows(encoder.vectors, k) for encoder in images.encoders]
     shared = np.ones((count, count, number))
     for i in range(count):
@@ -593,13 +601,18 @@ def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
         for i in rest
         if not mean_interval((by_image[first] - by_image[i]).tolist(), confidence)[1] > 0
     ]
-    caution = "this is agreement about similar images, not accuracy"
+    caution = "this is agreement about nearest neighbors, not accuracy"
     if tied:
         code = "not told apart"
-        words = f"{' and '.join([names[first], *tied])} agree equally with the others; {caution}"
+        words = (
+            f"{' and '.join([names[first], *tied])} do not differ significantly in their "
+            f"agreement with other encoders; {caution}"
+        )
     else:
         code = "most agreement"
-        words = f"{names[first]} agrees most with the others on {number:,} images; {caution}"
+        words = (
+            f"{names[first]} agrees most with the other encoders on {number:,} images; {caution}"
+        )
     return AgreementResult(
         folder=str(folder),
         images=number,

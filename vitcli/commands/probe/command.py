@@ -10,6 +10,7 @@ import typer
 
 from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     EncodersOptions,
@@ -37,7 +38,9 @@ def probe(
     adapter: Annotated[
         str | None,
         model_option(
-            "--adapter", metavar="FILE", help="Low-rank adapters of a run, added to one encoder."
+            "--adapter",
+            metavar="FILE",
+            help="Low-rank adapters of a training run, added to the encoder.",
         ),
     ] = None,
     k: Annotated[
@@ -46,8 +49,7 @@ def probe(
             "--k",
             min=1,
             metavar="N",
-            help="Nearest neighbors; at most the images of the smallest class that are learned "
-            "from.",
+            help="Nearest neighbors; at most the number of training images of the smallest class.",
         ),
     ] = 20,
     folds: Annotated[
@@ -67,8 +69,8 @@ def probe(
         typer.Option(
             "--groups",
             metavar="FILE|parent",
-            help="Images of one group stay on one side of a split: a CSV of path and group, or "
-            "the folder that each image is in.",
+            help="Keep images of one group on one side of every split: a CSV of path and group, "
+            "or parent, the folder of each image.",
         ),
     ] = None,
     layers: Annotated[
@@ -76,8 +78,8 @@ def probe(
         typer.Option(
             "--layers",
             metavar="LIST|all",
-            help="Probe each of these layers of vectors that hold layers; 0 is the input of the "
-            "first block, -1 the last.",
+            help="Layers to probe, of those that the vectors hold: 0 is the input of the first "
+            "block, i the output of block i, -1 the last.",
         ),
     ] = None,
     targets: Annotated[
@@ -85,15 +87,16 @@ def probe(
         typer.Option(
             "--targets",
             metavar="FILE",
-            help="Predict numbers instead of classes, by ridge: a CSV of path and number.",
+            help="Predict numbers instead of classes, by ridge regression: a CSV of path and "
+            "number.",
         ),
     ] = None,
     unlabeled: Annotated[
         bool,
         typer.Option(
             "--unlabeled",
-            help="Without classes: rank encoders by their agreement about nearest neighbors. "
-            "This is not accuracy.",
+            help="Rank encoders without labels by their agreement about nearest neighbors. This "
+            "is not accuracy.",
         ),
     ] = False,
     confusion: Annotated[
@@ -101,7 +104,9 @@ def probe(
         typer.Option(
             "--confusion",
             metavar="FILE",
-            help="Write the confusion matrix of the (best) linear probe: .csv, .png, .svg, .pdf.",
+            help="Write the confusion matrix of the linear probe (of the best encoder): .csv, "
+            ".png, "
+            ".svg or .pdf.",
         ),
     ] = None,
     limit: Annotated[
@@ -113,12 +118,17 @@ def probe(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Keep the vectors of images here (default: several encoders' in the user's "
-            "cache, where a later run finds them).",
+            help="Folder in which to keep the vectors of images (default: for several encoders the "
+            "user's cache, for one encoder none).",
         ),
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="KIND", help="pooled, output, cls or dist.")
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar="KIND",
+            help="Vectors of images: pooled, output, cls or dist (default: pooled).",
+        ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
@@ -127,13 +137,13 @@ def probe(
     output: Output,
     plot: Plot,
 ) -> None:
-    """How well do an encoder's vectors tell your classes apart, and which encoder is best?
+    """Measure how well classes can be predicted from vectors, for one encoder or several.
 
-    k nearest neighbors and a linear probe, tested on images that were not learned from. Images
+    k nearest neighbors and a linear probe, tested on images that they were not trained on. Images
     with identical vectors stay on one side of every split. Under cross-validation the 95% interval
-    is the corrected resampled one (Nadeau and Bengio 2003). Several encoders, named by repeated
-    --weights and --preset, are compared on the same images: one is called best only where a paired
-    test says so.
+    is the corrected resampled one (Nadeau and Bengio 2003). Several encoders (repeat --weights and
+    --preset) are compared on the same images: one is called best only if a paired test is
+    significant.
 
     \b
     Examples:
@@ -151,9 +161,12 @@ def probe(
         if confusion.suffix.lower() != ".csv":
             check_figure_file(confusion)
         if unlabeled or targets:
-            raise VitcliError("--confusion: there are no classes", "leave out --confusion")
+            option = "--unlabeled" if unlabeled else "--targets"
+            raise VitcliError(f"--confusion: needs classes (got {option})", "leave out --confusion")
     if unlabeled and targets:
-        raise VitcliError("--unlabeled and --targets exclude each other", "give one of them")
+        raise VitcliError(
+            "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"
+        )
     if encoded := (folder / MANIFEST).is_file():
         given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
         given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]
@@ -161,14 +174,19 @@ def probe(
         given += ["--engine"] if engine else []
         if given or models != EncodersOptions():
             raise VitcliError(
-                f"{folder} holds vectors: {', '.join(given) or 'a model'} cannot change them",
+                f"{folder}: holds vectors already ({', '.join(given) or 'a model'} is only for "
+                "images)",
                 f"vitcli probe {folder}",
             )
     elif not folder.is_dir():
-        raise VitcliError(f"{folder}: no such folder", "name a folder of images or of vectors")
+        raise VitcliError(
+            f"{folder}: the folder is missing", "name a folder of images or of vectors"
+        )
     requests = [] if encoded else models.to_requests()
     if adapter and len(requests) > 1:
-        raise VitcliError("--adapter is for one encoder", "leave out the other encoders")
+        raise VitcliError(
+            f"--adapter: is for one encoder (got {len(requests)})", "leave out the other encoders"
+        )
     requests = [
         dataclasses.replace(request, adapter=adapter, engine=_engine(request, engine))
         for request in requests
@@ -184,7 +202,7 @@ def probe(
         if one.report:
             note(one.report.line())
     if any(one.fresh for one in loaded):
-        note("fresh weights: the accuracy is that of random features")
+        note(RANDOM_WEIGHTS)
     with watch_job("encoding") as watch:
         result = analysis.probe(
             folder,

@@ -24,14 +24,14 @@ from vitcli.images.published import Items, published_sets, recognized
 from vitcli.model import Model
 
 EVALUATED = ("val", "test")
-"""Splits that are tested where `train` stands beside them."""
+"""Splits that are tested if there is a `train` split too."""
 _BATCH = 16
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one encoder, or one of its layers, made of the images."""
+    """The vectors of the images by one encoder or one of its layers."""
 
     model: str
     weights: str
@@ -54,7 +54,7 @@ class Images:
     is_test: np.ndarray | None = None
     """(N,) where the folders give a split."""
     groups: tuple[str, ...] | None = None
-    """Images of one group never stand on both sides of a split."""
+    """Images of one group stay on one side of a split."""
     failed: int = 0
     unlabelled: int = 0
 
@@ -90,7 +90,8 @@ def read_vectors(folders: Sequence[Path], layers: str | None = None) -> Images:
     common = set.intersection(*(set(names) for names, _, _ in found))
     if not common:
         raise VitcliError(
-            f"{printable(folders[0])}: no image with a vector", "look at the table of the parts"
+            f"{printable(folders[0])}: does not hold a vector",
+            "run `vitcli embed` again with --retry-failed",
         )
     names = [name for name in found[0][0] if name in common]
     encoders = []
@@ -119,8 +120,7 @@ def _columns(folder: Path, layers: str | None) -> list[str | None]:
     if missing or not wanted:
         held = ", ".join(map(str, numbers)) or "none"
         raise VitcliError(
-            f"--layers {layers}: {printable(folder)} does not hold these layers (got layers: "
-            f"{held})",
+            f"--layers {layers}: {printable(folder)} does not hold these layers (it holds: {held})",
             "vitcli embed PATH --out DIR --layers 3,6,9,12",
         )
     return [there[layer] for layer in dict.fromkeys(wanted)]
@@ -131,7 +131,8 @@ def layer_numbers(layers: str) -> list[int]:
         return [int(part) for part in layers.split(",")]
     except ValueError as error:
         raise VitcliError(
-            f"--layers {layers}: not layers (expected all, or numbers with commas)", "--layers all"
+            f"--layers {layers}: are not layers (expected all, or numbers with commas)",
+            "--layers all",
         ) from error
 
 
@@ -189,16 +190,16 @@ def with_targets(images: Images, file: Path) -> Images:
         except ValueError as error:
             if place:  # the first line may be a header
                 raise VitcliError(
-                    f"{printable(file)}: line {place + 1}: {text!r} is not a number",
+                    f"{printable(file)}:{place + 1}: is not a number (got {text!r})",
                     "write PATH,NUMBER on each line",
                 ) from error
     found = [_lookup(values, name) for name in images.names]
     keep = np.array([value is not None and math.isfinite(value) for value in found], bool)
     if keep.sum() < 4:
         raise VitcliError(
-            f"{printable(file)}: numbers for {int(keep.sum())} of {len(found):,} images "
-            "(expected at least 4)",
-            "name images as in the table of the vectors, relative to their folder",
+            f"{printable(file)}: too few images have a number (got {int(keep.sum())} of "
+            f"{len(found):,}, expected at least 4)",
+            "write paths relative to the folder of images",
         )
     targets = np.array([math.nan if value is None else value for value in found])
     return dataclasses.replace(
@@ -222,8 +223,8 @@ def with_groups(images: Images, groups: str | None) -> Images:
     missing = [name for name, group in zip(images.names, found, strict=True) if group is None]
     if missing:
         raise VitcliError(
-            f"--groups {groups}: no group for {printable(missing[0])} "
-            f"({len(missing):,} of {len(found):,} images have none)",
+            f"--groups {groups}: the group of {printable(missing[0])} is missing "
+            f"({len(missing):,} of {len(found):,} images are without a group)",
             "write PATH,GROUP for every image, or use --groups parent",
         )
     return dataclasses.replace(images, groups=tuple(str(group) for group in found))
@@ -244,10 +245,12 @@ def _table(file: Path) -> list[tuple[str, str]]:
             rows = [row for row in csv.reader(lines) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise VitcliError(f"{printable(file)}: {reason}", "a CSV file of two columns") from error
+        raise VitcliError(
+            f"{printable(file)}: {reason}", "name a CSV file of two columns"
+        ) from error
     if any(len(row) != 2 for row in rows):
         raise VitcliError(
-            f"{printable(file)}: lines of other than two columns", "a CSV file of two columns"
+            f"{printable(file)}: a line does not have two columns", "name a CSV file of two columns"
         )
     return [(os.path.normpath(path.strip()), value.strip()) for path, value in rows]
 

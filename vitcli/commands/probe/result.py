@@ -10,7 +10,7 @@ from vitcli.results import Result
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """How much of what a classifier had not seen it got right."""
+    """Accuracy of a classifier on images it was not trained on."""
 
     method: str
     correct: int
@@ -26,7 +26,7 @@ class ProbeScore:
 
 @dataclass(frozen=True)
 class RegressionScore:
-    """How well numbers are predicted that ridge regression had not seen."""
+    """Ridge regression on images it was not trained on."""
 
     method: str
     r2: float
@@ -52,7 +52,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of one class that the linear probe takes for another, with the first split seed."""
+    """Images of one class for which the linear probe predicts another (first split seed)."""
 
     is_class: str
     said_class: str
@@ -74,9 +74,9 @@ class ProbeResult(Result):
     images: int
     classes: tuple[str, ...]
     protocol: str
-    """Which images were tested and what was learned from."""
+    """How images were split into training and test images."""
     largest_share: float
-    """Accuracy of always naming the largest class among those tested; 0 for numbers."""
+    """Accuracy of always predicting the largest class; 0 for numbers."""
     failed: int
     """Images without a vector."""
     unlabelled: int
@@ -84,33 +84,33 @@ class ProbeResult(Result):
     scores: tuple[ProbeScore, ...]
     """Nearest neighbors and linear probe; empty for numbers."""
     verdict: str = ""
-    """In words: how well the classes are told apart, and whether better than without looking."""
+    """A sentence: the accuracy, and whether it is better than always predicting one class."""
     verdict_code: str = ""
     """better, no better."""
     largest_class: str = ""
     duplicates: int = 0
-    """Images whose vector is identical to another's: they stay on one side of every split."""
+    """Images whose vector is identical to another's; they stay on one side of every split."""
     left_out: int = 0
-    """Test images of a given split that are learned from too, and so are not tested."""
+    """Test images of a given split that are left out because they are training images too."""
     groups: int = 0
-    """Groups of images that stay on one side; the number of images where each is its own."""
+    """Number of groups that stay on one side; the number of images without groups."""
     per_class: tuple[ClassScore, ...] = ()
     """Worst first."""
     confusions: tuple[Confusion, ...] = ()
     """Pairs of classes that are confused, worst first."""
     regression: RegressionScore | None = None
     confusion_matrix: tuple[tuple[int, ...], ...] = ()
-    """Counts by the linear probe, a row for each class as it is; empty unless asked for."""
+    """Counts by the linear probe, a row per true class; empty without `confusion`."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an encoder costs on this machine."""
+    """Size, speed and memory of an encoder on this machine."""
 
     parameters: int
     macs_per_image: int | None
     images_per_s: float
-    """Median of rounds in which the encoders were timed in turn; decoding not included."""
+    """Median of rounds in which encoders were timed alternately, without decoding."""
     images_per_s_p10: float
     images_per_s_p90: float
     embed_100k_s: float
@@ -122,7 +122,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much worse than the best one, on the same images."""
+    """Difference to the best encoder on the same images."""
 
     accuracy: float
     """Best minus this one; of R^2 for numbers."""
@@ -179,7 +179,7 @@ class RankingResult(Result):
     """Of the best one, worst first."""
     confusions: tuple[Confusion, ...]
     timing: str
-    """How speed and memory were measured; empty where they were not."""
+    """How speed and memory were measured; empty if they were not."""
     verdict: str
     verdict_code: str
     """one best, not told apart, no better."""
@@ -189,7 +189,7 @@ class RankingResult(Result):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How much an encoder agrees with the others about which images are similar."""
+    """Agreement of an encoder with other encoders about nearest neighbors."""
 
     name: str
     model: str
@@ -203,7 +203,7 @@ class Agreement:
     """95% interval over images."""
     high: float
     cka: float
-    """Mean linear CKA (unbiased) with the others."""
+    """Mean linear CKA (unbiased) with other encoders."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def tables(result: ProbeResult) -> Iterator[Any]:
         rows.add_row(score.method, f"{score.r2:.3f}", interval, error)
     else:
         rows.add_column("")
-        for name in ("accuracy", "95% interval", "right of tested"):
+        for name in ("accuracy", "95% interval", "correct / tested"):
             rows.add_column(name, justify="right")
         for one in result.scores:
             rows.add_row(
@@ -67,11 +67,15 @@ def _of_classes(classes: Sequence[str]) -> str:
 def _protocol(result: ProbeResult | RankingResult) -> str:
     facts = [result.protocol]
     if result.duplicates:
-        facts.append(f"images with identical vectors, kept on one side: {result.duplicates:,}")
+        facts.append(
+            f"images with identical vectors, kept on one side of every split: {result.duplicates:,}"
+        )
     if result.groups < result.images:
-        facts.append(f"groups kept on one side: {result.groups:,}")
+        facts.append(f"groups kept on one side of every split: {result.groups:,}")
     if result.left_out:
-        facts.append(f"test images that are also learned from, not tested: {result.left_out:,}")
+        facts.append(
+            f"test images left out because they are also training images: {result.left_out:,}"
+        )
     if result.failed:
         facts.append(f"images without a vector: {result.failed:,}")
     if result.unlabelled:
@@ -80,14 +84,14 @@ def _protocol(result: ProbeResult | RankingResult) -> str:
 
 
 def _by_class(scores: Sequence[ClassScore], pairs: Sequence[Confusion]) -> Iterator[Any]:
-    """The classes with the lowest accuracy, and what they are taken for most."""
+    """The classes with the lowest accuracy, and the class predicted most often for each."""
     if len(scores) < 3 or not pairs:
         return
     worst = table("lowest accuracy by class (linear probe)")
     worst.add_column("class", overflow="fold")
     for name in ("accuracy", "95% interval", "tested"):
         worst.add_column(name, justify="right")
-    worst.add_column("most often taken for", overflow="fold")
+    worst.add_column("most often predicted", overflow="fold")
     for score in scores[:WORST]:
         taken = next((pair for pair in pairs if pair.is_class == score.name), None)
         worst.add_row(
@@ -105,7 +109,7 @@ def ranking_tables(result: RankingResult) -> Iterator[Any]:
     yield f"[bold]{result.images:,} images[/]{_of_classes(result.classes)}"
     yield _accuracies(result)
     if len(result.ranked) > 1:
-        yield "below best: on the same images; p: paired test, adjusted for all comparisons (Holm)"
+        yield "below best: difference on the same images; p: paired test, adjusted (Holm)"
     if any(one.cost for one in result.ranked):
         yield _costs(result.ranked)
         yield result.timing
@@ -165,7 +169,7 @@ def agreement_tables(result: AgreementResult) -> Iterator[Any]:
     """Encoders by agreement, and each pair of them."""
     yield (
         f"[bold]{result.images:,} images without labels[/]: agreement about the "
-        f"{result.k} nearest of each; this is not accuracy"
+        f"{result.k} nearest neighbors of each; this is not accuracy"
     )
     rows = table()
     rows.add_column("encoder", overflow="fold")
@@ -254,7 +258,9 @@ def figure(result: ProbeResult) -> Any:
     """
     scores = result.per_class[:30]
     if not scores:
-        raise VitcliError("probe: no figure of one encoder on numbers", "leave out --plot")
+        raise VitcliError(
+            "--plot: one encoder with --targets does not have a figure", "leave out --plot"
+        )
     drawing = new_figure(1.4 + 0.18 * len(scores))
     axes = drawing.subplots()
     places = range(len(scores))

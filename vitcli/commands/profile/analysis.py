@@ -1,4 +1,4 @@
-"""Where an encoder's time goes, against what this machine can do."""
+"""Speed and memory of an encoder by engine, dtype and batch size, and time by component."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def profile(
     images: Pictures = (),
     **choices: Any,
 ) -> ProfileResult:
-    """Time every engine in every dtype at every batch of random images, then see where time goes.
+    """Time every engine in every dtype at every batch size on random images, then its components.
 
-    Memory, timing and profiler are passes of their own, so that none disturbs another. Engines
-    and dtypes are timed in turn, A B A B, so that a machine that slows down slows all of them.
+    Memory, time and components are measured in separate passes. Engines and dtypes are timed
+    alternately, A B A B, so that a change of the machine's speed affects all of them.
 
     Args:
         model: a `Model`, or what `vitcli.load` takes; in float32 where dtypes are compared.
-        settings: everything below in one object.
+        settings: all `choices` in one object.
         advance: called with (done, total) images.
-        images: what fidelity is measured on, as `Model.transform` takes them; without any, the
+        images: images on which dtypes are compared, as in `Model.transform`; by default the
             built-in image.
         choices: fields of `ProfileSettings`, such as batches=[1, 8], engines=["eager", "onnx"],
             dtypes=["float32", "bfloat16"], runs=5, memory_bytes=4 * 2**30.
 
     Raises:
-        VitcliError: settings that cannot be, or an engine that cannot run this encoder.
+        VitcliError: settings that are not possible, or an engine that cannot run this encoder.
     """
     chosen: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in choices.items()
@@ -70,7 +70,7 @@ def profile(
     dtypes = settings.dtypes or (model.dtype_name,)
     if len(dtypes) > 1 and model.dtype != torch.float32:
         raise VitcliError(
-            f"dtypes: the model must be in float32 to be compared (got {model.dtype_name})",
+            f"dtypes: the model is not in float32 (got {model.dtype_name})",
             "vitcli.load(..., dtype='float32')",
         )
     attend(model.encoder, settings.attention)
@@ -124,7 +124,7 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 @torch.no_grad()
 def fidelity(reference: Model, engine: Engine, model: Model, images: Pictures) -> Fidelity:
-    """How far an engine in another dtype is from plain torch in float32, on the same pixels."""
+    """Difference of an engine in another dtype to plain torch in float32, on the same pixels."""
     pictures = picture_list(images)
     if reference.known_preprocessing is None or reference.config.encoder.channels != 3:
         pixels = random_images(reference, max(1, len(pictures)))
@@ -147,7 +147,7 @@ def fidelity(reference: Model, engine: Engine, model: Model, images: Pictures) -
 
 
 def dtype_words(comparisons: Sequence[Comparison], faithful: Sequence[Fidelity]) -> Iterator[str]:
-    """A sentence per dtype: how fast at the largest batch, how far from float32."""
+    """A sentence per dtype: speed at the largest batch, difference to float32."""
     for item in faithful:
         far = item.cosine_min if item.pooled_cosine_min is None else item.pooled_cosine_min
         what = "token" if item.pooled_cosine_min is None else "pooled vector"
@@ -209,7 +209,7 @@ def fit_words(fit: Fit) -> str:
 
 
 def attend(encoder: VisionEncoder, kind: str | None) -> None:
-    """Let every block attend in one way of ATTENDS, its dropout kept; None changes nothing."""
+    """Set the attention implementation of every block, dropout kept; None changes nothing."""
     if kind is None:
         return
     for attention in attentions(encoder):
@@ -229,7 +229,7 @@ ATTENTION = (QKV, QK_NORM, ATTENTION_PRODUCTS, OUTPUT_PROJECTION)
 
 
 def verdict(config: EncoderConfig, image_size: tuple[int, int], runs: Sequence[ProfileRun]) -> str:
-    """What takes the time, and what changes with batch and with resolution."""
+    """Which components dominate, and what changes with batch and resolution."""
     parts = [*_time(runs), *_batch(runs), _resolution(config, image_size)]
     return " ".join(parts)
 

@@ -21,13 +21,12 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="|".join(ENGINES),
-        help="How to run it. Repeat to compare engines.",
-        show_default="onednn where it is there, else eager",
+        help="Engine that runs the encoder. Repeat to compare engines.",
+        show_default="onednn if available, else eager",
     ),
 ]
 
 
-@grouped
 @grouped
 def profile(
     *,
@@ -37,8 +36,8 @@ def profile(
         typer.Option(
             "--dtype",
             metavar="TYPE",
-            help="float32, bfloat16, float16 or float64. Repeat to compare them in turn, with how "
-            "far each is from float32.",
+            help="float32, bfloat16, float16 or float64. Repeat to compare dtypes in speed and in "
+            "difference to float32.",
             show_default="float32",
         ),
     ] = None,
@@ -47,14 +46,17 @@ def profile(
         typer.Option(
             "--image",
             metavar="FILE",
-            help="An image on which dtypes are compared. Repeatable.",
+            help="Image on which to compare dtypes. Repeatable.",
             show_default="a built-in image",
         ),
     ] = None,
     memory: Annotated[
         float | None,
         typer.Option(
-            "--memory", min=0.001, metavar="GIB", help="Find the largest batch that fits in it."
+            "--memory",
+            min=0.001,
+            metavar="GIB",
+            help="Find the largest batch that fits in this memory.",
         ),
     ] = None,
     batch: Annotated[
@@ -70,7 +72,11 @@ def profile(
     engine: EngineOption = None,
     attention: Annotated[
         str | None,
-        typer.Option("--attention", metavar="fused|explicit", help="How every block attends."),
+        typer.Option(
+            "--attention",
+            metavar="fused|explicit",
+            help="Attention implementation of every block (default: the config's).",
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")
@@ -90,19 +96,21 @@ def profile(
         typer.Option("--backward", help="Time a training step: forward and backward pass."),
     ] = False,
     ops: Annotated[
-        int, typer.Option("--ops", min=0, metavar="N", help="Operators to list per batch.")
+        int, typer.Option("--ops", min=0, metavar="N", help="Operators to list per batch size.")
     ] = 12,
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE.json.gz", help="A Chrome trace of one step, for Perfetto."
+            "--trace",
+            metavar="FILE.json.gz",
+            help="Write a Chrome trace of one step, for Perfetto.",
         ),
     ] = None,
     output: Output,
     plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Where an encoder's time goes, against what this machine can do.
+    """Measure an encoder's speed and memory, and the time of each component.
 
     \b
     Examples:
@@ -130,7 +138,9 @@ def profile(
     )
     settings.check()
     if image and len(dtype or ()) < 2:
-        raise VitcliError("--image: dtypes are compared on it", "--dtype float32 --dtype bfloat16")
+        raise VitcliError(
+            "--image: needs several dtypes to compare", "--dtype float32 --dtype bfloat16"
+        )
     alone = dtype[0] if dtype and len(dtype) == 1 else "float32"
     request = replace(model.to_request(), dtype=alone)
     if request.weights is None:
@@ -158,7 +168,7 @@ def profile(
         result = analysis.profile(loaded, settings, advance, images=image or ())
     answered = any(run.error is None for run in result.runs)
     if trace and answered:
-        note(f"wrote one step to {trace}: open it at https://ui.perfetto.dev")
+        note(f"wrote the trace of one step to {trace}; open it at https://ui.perfetto.dev")
     if plot and answered:
         from vitcli.commands.profile.view import figure
 
@@ -174,6 +184,8 @@ def _check_trace_file(path: Path | None) -> None:
     if path is None:
         return
     if not path.name.endswith(".json.gz"):
-        raise VitcliError(f"--trace {path}: a trace is a .json.gz file", "--trace trace.json.gz")
+        raise VitcliError(
+            f"--trace {path}: unknown suffix (expected .json.gz)", "--trace trace.json.gz"
+        )
     if not path.parent.is_dir():
-        raise VitcliError(f"--trace {path}: there is no folder {path.parent}", "make it first")
+        raise VitcliError(f"--trace {path}: the folder is missing", f"mkdir -p {path.parent}")

@@ -210,7 +210,7 @@ def record(
     step: Callable[[], object], encoder: VisionEncoder, device: torch.device, steps: int
 ) -> Any:
     """torch's profiler after `steps` steps, each in a range of its own."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it talks on stderr about missing GPUs
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints warnings about missing GPUs
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

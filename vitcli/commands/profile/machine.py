@@ -1,4 +1,4 @@
-"""What this machine is, and how fast it multiplies matrices."""
+"""This machine: its description, clock, memory, and speed of matrix products."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def peak_alone(make_step: Callable[..., Callable[[], object]], *arguments: Any) 
     the process fails or the system resolves no growth.
     """
     payload = pickle.dumps((torch.get_num_threads(), make_step, arguments))
-    code = "from vitcli.commands.profile.machine import answer_peak; answer_peak()"
+    code = "from vitcli.commands.profile.machine import write_peak; write_peak()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code], input=payload, capture_output=True, env=environment
@@ -133,8 +133,8 @@ def peak_alone(make_step: Callable[..., Callable[[], object]], *arguments: Any) 
     return int(text) if done.returncode == 0 and text.isdecimal() else None
 
 
-def answer_peak() -> None:
-    """The other side of `peak_alone`: reads its own parent's pickle, writes the bytes."""
+def write_peak() -> None:
+    """The process that `peak_alone` starts: reads its pickle from stdin, writes the bytes."""
     threads, make_step, arguments = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(threads)
     step = make_step(*arguments)

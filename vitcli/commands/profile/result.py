@@ -1,4 +1,4 @@
-"""What `vitcli profile` answers."""
+"""The result of `vitcli profile`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitcli.results import ModelInfo, Result
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the figures come from, and what computed them."""
+    """The machine and the software that were measured."""
 
     system: str
     processor: str
@@ -47,7 +47,7 @@ class ComponentTime:
 
     name: str
     self_s: float
-    """Seconds of one step."""
+    """Seconds per step."""
     share: float
     """Of the time of all components; these sum to 1."""
     flop_share: float
@@ -66,7 +66,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class ProfileRun:
-    """One engine at one batch. Where `error` says why there is no answer, the figures are None."""
+    """One engine at one batch size. With an `error` its measurements are None."""
 
     batch: int
     engine: str
@@ -81,26 +81,26 @@ class ProfileRun:
     """CUDA: device memory in use at its peak. CPU: growth of the resident set over one step, None
     where it is below what the system resolves. MPS: growth of the driver's memory."""
     gflops: float | None = None
-    """1e9 floating-point operations a second, two for each multiply-accumulate; a backward pass
+    """1e9 floating-point operations per second, two per multiply-accumulate; a backward pass
     counts twice a forward pass."""
     gemm_gflops: float | None = None
-    """The best rate of every matrix multiply that torch has here in this dtype, measured beside it
-    on the encoder's shapes, and never less than what the encoder itself reached."""
+    """The fastest rate of torch's matrix multiplications on the encoder's shapes in this dtype,
+    measured in the same run; at least the rate of the encoder itself."""
     gemm_fraction: float | None = None
     """gflops / gemm_gflops."""
     components: tuple[ComponentTime, ...] = ()
-    """Of engines that call the encoder's modules; the others fuse across components."""
+    """For engines that call the encoder's modules; the other engines fuse across components."""
     ops: tuple[OperatorTime, ...] = ()
     dtype: str = "float32"
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What an engine needed before its first step."""
+    """Preparation of an engine, and its difference to eager."""
 
     engine: str
     prepare_s: float
-    """Compiling or exporting; not part of any step."""
+    """Seconds to compile or export; not part of a step."""
     note: str
     max_error: float | None
     """Largest difference of its tokens to the eager engine's, None for eager itself."""
@@ -108,7 +108,7 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An engine against the first one, its steps timed in turn with it."""
+    """Speed of an engine relative to the first one, with steps timed alternately."""
 
     batch: int
     engine: str
@@ -121,7 +121,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How far an engine's output in another dtype is from plain torch in float32."""
+    """Difference of an engine's output in another dtype to plain torch in float32."""
 
     engine: str
     dtype: str
@@ -136,7 +136,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch whose step fits in the memory asked about."""
+    """The largest batch whose step fits in the given memory."""
 
     engine: str
     dtype: str
@@ -150,7 +150,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class ProfileResult(Result):
-    """The answer of `vitcli profile`."""
+    """The result of `vitcli profile`."""
 
     rows_at: ClassVar[str] = "runs"
 
@@ -165,7 +165,7 @@ class ProfileResult(Result):
     comparisons: tuple[Comparison, ...]
     machine: Machine
     verdict: str
-    """In words: what dominates, and what changes with batch and resolution."""
+    """Sentences: which components dominate, and what changes with batch and resolution."""
     fidelity: tuple[Fidelity, ...] = ()
     """Of each dtype but float32, where several were asked for."""
     fits: tuple[Fit, ...] = ()
@@ -180,9 +180,9 @@ class ProfileSettings:
     dtypes: tuple[str, ...] = ()
     """Without any, the model's own."""
     memory_bytes: int | None = None
-    """Find the largest batch that fits in so much memory."""
+    """Find the largest batch that fits in this memory."""
     attention: str | None = None
-    """fused or explicit; None for what the config says."""
+    """fused or explicit; None: as in the config."""
     runs: int | None = None
     backward: bool = False
     """A step is a forward and a backward pass in training mode, in place of inference."""
@@ -191,7 +191,7 @@ class ProfileSettings:
     """Where the Chrome trace of one step, of the first engine at the first batch, goes."""
 
     def check(self) -> None:
-        """Refuse settings that cannot be.
+        """Refuse settings that are not possible.
 
         Raises:
             VitcliError: an unknown name, a value given twice, engines that cannot train or trace.
@@ -203,7 +203,7 @@ class ProfileSettings:
         ):
             for value in values:
                 if list(values).count(value) > 1:
-                    raise VitcliError(f"{option} {value}: given twice", "name each once")
+                    raise VitcliError(f"{option} {value}: is given twice", "give each value once")
         for dtype in self.dtypes:
             if dtype not in DTYPES:
                 known = ", ".join(DTYPES)

@@ -1,4 +1,4 @@
-"""The work on one batch after another, and what earlier batches taught."""
+"""Measurement of one batch size after another."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def random_images(model: Model, batch: int) -> Tensor:
 
 
 def training_step(encoder: VisionEncoder, images: Tensor) -> None:
-    """Forward, a loss on everything the encoder answers, backward; gradients are dropped."""
+    """Forward, a loss on all outputs of the encoder, backward; gradients are dropped."""
     output: EncoderOutput = encoder(images)
     answers = (output.tokens, output.pooled, output.output)
     losses = [answer.float().square().mean() for answer in answers if answer is not None]
@@ -63,8 +63,8 @@ def spread(values: Sequence[float]) -> WallTime:
     """
     if not values or any(not (math.isfinite(value) and value > 0) for value in values):
         raise VitcliError(
-            "the clock gave a time that is not positive and finite",
-            "run it again; a larger --batch if the encoder is tiny",
+            "profile: a measured time is not positive and finite",
+            "run it again with a larger --batch",
             exit_code=1,
         )
     if len(values) == 1:

@@ -14,7 +14,7 @@ from vitcli.ui.style import POINTS, caption, merge_small, new_figure, series, st
 
 
 def seconds(value: float) -> str:
-    """Three digits in the unit that suits."""
+    """A time with three digits in s, ms or us."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{_three_digits(value / size)} {unit}"
@@ -38,7 +38,7 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
     yield (
         f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, "
         f"{height}x{width} px, {result.tokens} tokens, "
-        f"{result.macs_per_image / 1e9:.2f} G multiply-accumulates an image"
+        f"{result.macs_per_image / 1e9:.2f} G multiply-accumulates per image"
     )
     yield (
         f"{result.step}, {machine.dtype}, {escape(machine.device)}, "
@@ -85,7 +85,7 @@ def _runs(result: ProfileResult) -> Table:
         cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
         cells += [run.dtype] if len(dtypes) > 1 else []
         if run.wall_s is None:
-            grid.add_row(*cells, "[yellow]no answer[/]")
+            grid.add_row(*cells, "[yellow]failed[/]")
             continue
         assert run.images_per_s and run.gflops and run.gemm_fraction and run.warmup_s
         wall = run.wall_s
@@ -103,7 +103,7 @@ def _runs(result: ProfileResult) -> Table:
 
 def _comparisons(result: ProfileResult) -> Table:
     baseline = result.comparisons[0].baseline
-    grid = table(f"Speed against {baseline}, steps in turn (above 1 is faster)")
+    grid = table(f"Speed relative to {baseline} (above 1 is faster), steps timed alternately")
     grid.add_column("batch", justify="right")
     grid.add_column("engine")
     for name in ("median", "p10", "p90"):
@@ -120,7 +120,7 @@ def _comparisons(result: ProfileResult) -> Table:
 
 def _fidelity(result: ProfileResult) -> Table:
     count = plural(result.fidelity[0].images, "image")
-    grid = table(f"Distance to float32 by plain torch, on {count}")
+    grid = table(f"Difference to plain torch in float32, on {count}")
     grid.add_column("engine")
     grid.add_column("dtype")
     for name in ("smallest cosine", "of a pooled vector", "largest relative difference"):
@@ -133,15 +133,15 @@ def _fidelity(result: ProfileResult) -> Table:
 
 
 def _components(runs: list[ProfileRun]) -> Table:
-    """A row a component; for each batch its own time in a step and its share."""
-    grid = table("Components: own time and share of each batch (under the profiler)")
+    """A row per component; per batch size its own time per step and its share."""
+    grid = table("Components: own time per step and share, per batch size (under the profiler)")
     grid.add_column("component", no_wrap=True)
     ways = {(run.engine, run.dtype) for run in runs}
     for run in runs:
         way = f", {run.engine} {run.dtype}" if len(ways) > 1 else ""
         grid.add_column(f"batch {run.batch}{way}", justify="right")
         grid.add_column("share", justify="right")
-    grid.add_column("of ops", justify="right")
+    grid.add_column("share of operations", justify="right")
     names = list(dict.fromkeys(part.name for run in runs for part in run.components))
     for name in names:
         cells = []
