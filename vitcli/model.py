@@ -186,7 +186,7 @@ class Model:
         """The preprocessing config. Raises VitcliError if it is unknown."""
         if self.known_preprocessing is None:
             raise VitcliError(
-                f"{self.weights}: the preprocessing config is missing",
+                f"{self.weights}: no preprocessing config found",
                 f"put preprocessor_config.json beside the weights, or add {NAME_A_PRESET} or "
                 "--set preprocess.KEY=VALUE",
             )

@@ -141,5 +141,5 @@ def test_adapters_of_another_model_are_refused(
     folder = adapter(tmp_path / "lora", {name: torch.Size(shape)})
     with pytest.raises(VitcliError, match=f"the adapter changes {name}.weight, 40x{shape[1]}"):
         load_model(ModelRequest(weights=str(tmp_path / "vit"), adapter=str(folder), device="cpu"))
-    with pytest.raises(VitcliError, match="adapts a checkpoint, and none is given"):
+    with pytest.raises(VitcliError, match="--weights is missing"):
         load_model(ModelRequest(preset="vit-ti16", adapter=str(folder), device="cpu"))

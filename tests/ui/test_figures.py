@@ -28,7 +28,7 @@ def whole(ticks: list[float]) -> bool:
 def encoded(images: int) -> EncodeResult:
     layers = tuple(LayerNorms(i, f"block {i}", 1.0 + i, 2.0, 3.0, 0.5) for i in range(4))
     image = EncodedImage("a", "RGB", 8, 8, "", (1, 3, 8, 8), (1, 5, 4), layers, 1.0, None)
-    model = ModelInfo("tiny", 1, 4, 3, 2, "fresh (seed 0)", "cpu", "float32")
+    model = ModelInfo("tiny", 1, 4, 3, 2, "random (seed 0)", "cpu", "float32")
     named = tuple(replace(image, path=str(i)) for i in range(images))
     return EncodeResult(model, "eager", named, ())
 

@@ -209,5 +209,5 @@ def test_quiet_prints_the_answer_alone_and_verbose_says_more(tmp_path: Path) -> 
     verbose = start(SCRIPT, "encode", *SMALL, "-v")
     assert quiet.stdout == verbose.stdout
     assert quiet.stderr == ""
-    assert "note: fresh weights" in verbose.stderr
+    assert "note: weights are random" in verbose.stderr
     assert "torch" in verbose.stderr

@@ -256,7 +256,7 @@ def check_grid(encoder: EncoderConfig, size: tuple[int, int]) -> tuple[int, int]
         raise VitcliError(
             f"{shown} has {rows}x{columns} patches, but the {encoder.head} head joins "
             f"{cell}x{cell} of them",
-            f"--image-size {cell * patch * max(1, size[0] // (cell * patch))}",
+            f"give an --image-size that is a multiple of {cell * patch}",
         )
     return rows, columns
 

@@ -40,7 +40,7 @@ def test_json_has_the_promised_shape(photos: list[str]) -> None:
     assert answer["schema_version"] == 1
     assert [model["registers"] for model in answer["models"]] == [0, 2]
     model = answer["models"][1]
-    assert model["name"] == "vit-b16" and model["weights"] == "fresh (seed 0)"
+    assert model["name"] == "vit-b16" and model["weights"] == "random (seed 0)"
     assert model["tokens"] == 19
     assert [layer["layer"] for layer in model["layers"]] == [1, 2, 3, 4]
     for layer in model["layers"]:
@@ -88,7 +88,7 @@ def test_two_presets_side_by_side(photos: list[str]) -> None:
     assert second["layers"][0]["cls_mass"] is None and second["layers"][0]["entropy_cls"] is None
     assert answer["verdict_code"] in ("told apart", "not told apart")
     assert "paired over 2 images" in answer["verdict"]
-    assert "architectures" in result.stderr
+    assert "describe the architecture" in answer["verdict"]
 
 
 def test_pictures_are_drawn(photos: list[str], tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_an_unreadable_image_leaves_the_others_answered(photos: list[str], tmp_p
         (["--scale", "panel"], "--overlay"),
         (["--scale", "log", "--overlay", "x.png"], "shared"),
         (["--fuse", "median", "--overlay", "x.png"], "mean, max or min"),
-        (["--layers", "5"], "blocks are 1 to 4"),
-        (["--layers", "0"], "blocks are 1 to 4"),
-        (["--layers", "last"], "not numbers"),
-        (["--query", "9,9"], "4 rows and 4 columns"),
+        (["--layers", "5"], "expected 1 to 4"),
+        (["--layers", "0"], "expected 1 to 4"),
+        (["--layers", "last"], "not whole numbers"),
+        (["--query", "9,9"], "rows 0 to 3 and columns 0 to 3"),
         (["--query", "dog"], "ROW,COL"),
         (["--outlier-cut", "high"], "3x"),
         (["--registers", "two"], "whole numbers"),

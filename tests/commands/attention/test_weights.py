@@ -272,7 +272,7 @@ def test_a_query_outside_the_grid_is_told(text: str) -> None:
 
 def test_no_cls_query_without_cls(images: Tensor) -> None:
     encoder = tiny_encoder(cls_token=False, pooling="mean")
-    with pytest.raises(VitcliError, match="no CLS"):
+    with pytest.raises(VitcliError, match="does not have a CLS token"):
         observe_attention(encoder, images, "cls")
 
 

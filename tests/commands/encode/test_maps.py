@@ -100,7 +100,7 @@ def test_the_figure_shows_the_colors_on_the_pixels_of_their_patches(photos: list
         (["--map-query", "0,0"], "--map"),
         (["--layer", "2"], "--map"),
         (["--map", "x.png", "--layer", "6"], "-1 for the last"),
-        (["--map", "x.png", "--map-query", "9,0"], "4 rows and 4 columns"),
+        (["--map", "x.png", "--map-query", "9,0"], "rows 0 to 3 and columns 0 to 3"),
         (["--map", "x.jpeg"], ".png"),
     ],
 )

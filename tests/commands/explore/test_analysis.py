@@ -120,7 +120,7 @@ def test_a_name_cannot_end_the_script(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     model = tiny()
     assert choose_layers(model, None) == [1, 2, 3] and choose_layers(model, [-1, 0]) == [0, 3]
-    with pytest.raises(VitcliError, match="layers 0 to 3"):
+    with pytest.raises(VitcliError, match="expected 0 to 3"):
         choose_layers(model, [4])
     with pytest.raises(VitcliError, match="one or two encoders"):
         explore([model] * 3, [], tmp_path / "p.html")

@@ -141,10 +141,14 @@ def test_a_printed_config_reads_back_to_the_same_costs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["--preset", "vit-b61"], "no preset 'vit-b61'", "vit-b16"),
+        (["--preset", "vit-b61"], "'vit-b61' is not a preset", "vit-b16"),
         (["--dtype", "int4"], "--dtype int4: unknown", "bfloat16"),
         (["--image-size", "8"], "8x8 px is smaller than a patch of 16 px", "--image-size"),
-        ([*MODELS, "--print-config"], "--print-config prints one config, not 2", "name one"),
+        (
+            [*MODELS, "--print-config"],
+            "--print-config: prints one config (got 2 encoders)",
+            "name one",
+        ),
         (["--plot", "costs.jpeg"], "cannot draw this format", ".png"),
     ],
 )
@@ -194,7 +198,7 @@ def test_presets_by_a_word() -> None:
     assert len(names) == 15
     assert all(name.startswith("siglip2-") for name in names)
     refused = run("resnet", command="presets", code=2)
-    assert "no preset's name contains 'resnet'" in refused.stderr
+    assert "no name contains 'resnet'" in refused.stderr
 
 
 @pytest.mark.parametrize("command", ["params", "presets"])

@@ -36,7 +36,7 @@ def tiny_model(**changes) -> Model:
         config=config,
         encoder=build_encoder(config.encoder),
         known_preprocessing=resized_to(PreprocessConfig(), config.encoder.image_size),
-        weights="fresh (seed 0)",
+        weights="random (seed 0)",
         fresh=True,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -167,8 +167,8 @@ def test_percentiles():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ProfileSettings(batches=(1, 8, 1)), "--batch 1: given twice"),
-        (ProfileSettings(engines=("eager", "eager")), "--engine eager: given twice"),
+        (ProfileSettings(batches=(1, 8, 1)), "--batch 1: is given twice"),
+        (ProfileSettings(engines=("eager", "eager")), "--engine eager: is given twice"),
         (ProfileSettings(engines=("turbo",)), "--engine turbo: unknown"),
         (ProfileSettings(engines=("onnx",), backward=True), "does not support --backward"),
         (ProfileSettings(attention="flash"), "--attention flash: unknown"),

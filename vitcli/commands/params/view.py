@@ -80,7 +80,7 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
     grid = table(**TIGHT)
     grid.add_column("component", no_wrap=True)
     headings = (
-        *("", "weights\nper copy", "with\nbiases", "all copies"),
+        *("", "weights\nper copy", "with\nbiases", "total"),
         *("share", "bytes" if wide else "MiB", "MACs", "share"),
     )
     for heading in headings:
