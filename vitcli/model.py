@@ -651,7 +651,7 @@ def _load_by_library(request: ModelRequest, device: torch.device, dtype: torch.d
         encoder=encoder,
         asked_engine=REFERENCE,
         known_preprocessing=preprocess,
-        weights=source or f"fresh (seed {request.seed})",
+        weights=source or f"random (seed {request.seed})",
         fresh=source is None,
         asked_size=size,
         device=device,

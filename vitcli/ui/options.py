@@ -138,7 +138,7 @@ class SharedModelOptions:
             help="How a position table follows another size (encoder.position_table.resize).",
         ),
     ] = None
-    seed: Annotated[int, model_option("--seed", help="Seed of fresh weights.")] = 0
+    seed: Annotated[int, model_option("--seed", help="Seed of random weights.")] = 0
     device: Annotated[
         str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Where to run.")
     ] = "auto"

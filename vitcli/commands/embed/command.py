@@ -10,6 +10,7 @@ import typer
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
+from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -202,7 +203,7 @@ def embed(
             say=note,
         )
     if loaded.fresh:
-        note("fresh weights: the vectors describe the architecture, not the images")
+        note(RANDOM_WEIGHTS)
     if result.skipped_files:
         first = result.skipped_files[:5]
         kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in first)
