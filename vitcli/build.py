@@ -46,6 +46,7 @@ from vitcli.nn.pooling import (
     MergerHead,
     NoHead,
     NoPooling,
+    QueryPooling,
     TanhHead,
     TanhLinearHead,
 )
@@ -129,6 +130,9 @@ POOLINGS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "mean": lambda c: MeanPooling(),
     "cls+mean": lambda c: ClsMeanPooling(),
     "map": _map_pooling,
+    "query": lambda c: QueryPooling(
+        c.hidden, c.pool_heads or c.heads, c.attention.qkv_bias == "qkv"
+    ),
     "none": lambda c: NoPooling(),
 }
 HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {

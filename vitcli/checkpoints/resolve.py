@@ -54,7 +54,8 @@ def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
     told["registers"] = shapes.get("front_end.prefix.registers", (0,))[0]
     told |= _blocks(shapes)
     if any(name.startswith("pooling.") for name in shapes):
-        told["pooling"] = "map"
+        mlp = any(name.startswith("pooling.feed_forward.") for name in shapes)
+        told["pooling"] = "map" if mlp else "query"
     pool_mlp = shapes.get("pooling.feed_forward.fc1.weight", (None,))[0]
     if pool_mlp != told.get("mlp_hidden"):
         told["pool_mlp_hidden"] = pool_mlp

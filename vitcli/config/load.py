@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
+from vitcli.config.schema import FOLLOWS_IMAGE, EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import HEADS, POSITIONS
 from vitcli.config.yaml import (
     Document,
@@ -351,12 +351,12 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
     steps of 1, 0.1, 0.01, 0.005, 0.001) that gives the present pair. So 256 then 224 (0.875)
     becomes 592 then 518, and 248 then 224 (0.9) becomes 426 then 384. A size that is not square
     makes `shortest` cover both sides. Without a crop: `squash` squashes to `size`; `shortest`
-    covers `size` and crops it; `smart`, `patches` and `none`, whose result follows the image,
-    become `squash`.
+    covers `size` and crops it; `smart`, `patches`, `within` and `none`, whose result follows the
+    image, become `squash`.
     """
     crop, resize = config.crop_size, config.resize_size
     changes: dict[str, Any]
-    if config.resize in ("smart", "patches", "bounded", "none") and crop is None:
+    if config.resize in FOLLOWS_IMAGE and crop is None:
         changes = {"resize": "squash", "resize_size": size}
     elif config.resize in ("squash", "tile") and crop is None:
         changes = {"resize_size": size}

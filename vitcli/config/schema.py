@@ -47,7 +47,9 @@ TableResize = Literal[
 ]
 RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
-ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile", "bounded"]
+ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile", "bounded", "within"]
+FOLLOWS_IMAGE = ("none", "smart", "patches", "bounded", "within")
+"""Rules whose result has no size of its own."""
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
@@ -216,9 +218,10 @@ class EncoderConfig(Section):
 
     pooling: Annotated[str, one_of(variants.POOLINGS)] = "cls"
     """How tokens become one vector per image. cls: the CLS token; mean: the mean of the patches;
-    cls+mean: both, concatenated; map: attention by a learned query (SigLIP); none."""
+    cls+mean: both, concatenated; map: attention by a learned query and an MLP
+    (SigLIP); query: attention by a learned query alone (AIMv2); none."""
     pool_heads: Width | None = None
-    """Attention heads of `pooling: map`; null: as many as in a block."""
+    """Attention heads of `pooling: map` and `query`; null: as many as in a block."""
     pool_mlp_hidden: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Inner width of the MLP of `pooling: map`, in channels; null: `mlp_hidden`."""
     pool_prefix: bool = False
@@ -325,10 +328,11 @@ class PreprocessConfig(Section):
     `max_patches` squares of `multiple` pixels (SigLIP 2 NaFlex); tile: the longer side to
     `longest_edge`, with `split` then both to multiples of the tile, then to `resize_size`, the
     tile (Idefics 3); bounded: at the same aspect ratio to a longer side of at most `longest_edge`,
-    then each side to at least `shortest_edge` (Idefics 2)."""
+    then each side to at least `shortest_edge` (Idefics 2); within: at the same aspect ratio to a
+    longer side of at most `longest_edge`, then both up to multiples of `multiple` (Pixtral)."""
     resize_size: Size | None = (224, 224)
     """Height and width after resizing, in pixels; one number means a square. null with
-    `resize: none`, `smart` and `patches`."""
+    `resize: none`, `smart`, `patches`, `bounded` and `within`."""
     filter: FilterKind = "bilinear"
     """Pillow's filter for resizing: nearest, box, bilinear, hamming, bicubic or lanczos."""
     resize_dtype: Literal["uint8", "float32"] = "uint8"
@@ -342,8 +346,8 @@ class PreprocessConfig(Section):
     Python's round, as torchvision and timm do. Of an odd number of padded pixels the extra one is
     first with floor and last with round."""
     multiple: Width = 28
-    """Pixels whose multiples the sides are with `resize: smart`; side of a patch with
-    `resize: patches`."""
+    """Pixels whose multiples the sides are with `resize: smart` and `within`; side of a patch
+    with `resize: patches`."""
     min_pixels: Count = 56 * 56
     """Smallest area of `resize: smart`, in pixels."""
     max_pixels: Count = 14 * 14 * 4 * 1280
@@ -352,7 +356,7 @@ class PreprocessConfig(Section):
     """Most patches per image of `resize: patches`."""
     longest_edge: int = Field(default=1456, ge=1, le=4096)
     """Longest side of the image in pixels, before `resize: tile` splits it and with
-    `resize: bounded`."""
+    `resize: bounded` and `within`."""
     shortest_edge: int = Field(default=378, ge=1, le=4096)
     """Shortest side of the image with `resize: bounded`, in pixels."""
     split: bool = True
@@ -376,7 +380,7 @@ class PreprocessConfig(Section):
     def _possible(self) -> Self:
         if self.resize in ("shortest", "squash", "tile") and self.resize_size is None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
-        if self.resize in ("none", "smart", "patches", "bounded") and self.resize_size is not None:
+        if self.resize in FOLLOWS_IMAGE and self.resize_size is not None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
         if any(s <= 0 for s in self.std):
             raise ValueError("std: each must be above zero")
@@ -395,6 +399,7 @@ def pixel_keys(config: PreprocessConfig) -> list[str]:
         "patches": ["multiple", "max_patches"],
         "tile": ["resize_size", "longest_edge", "split"],
         "bounded": ["shortest_edge", "longest_edge"],
+        "within": ["multiple", "longest_edge"],
     }[config.resize]
     how = [] if config.resize == "none" else ["filter", "resize_dtype"]
     rounding = ["crop_rounding"] if config.crop_size else []

@@ -369,7 +369,8 @@ class PoolingSpec(Spec):
             )
         for key in MapPoolingSpec.takes:
             if getattr(c, key) not in (None, False) and key not in self.takes:
-                yield f"{key}, pooling", "belongs to pooling: map"
+                owners = [word for word, spec in POOLINGS.items() if key in spec.takes]
+                yield f"{key}, pooling", f"belongs to pooling: {' or '.join(owners)}"
 
 
 class MapPoolingSpec(PoolingSpec):
@@ -397,11 +398,33 @@ class MapPoolingSpec(PoolingSpec):
         )
 
 
+class QueryPoolingSpec(PoolingSpec):
+    """A query, keys and values of the patches, two products, projection."""
+
+    takes = ("pool_heads",)
+    trained = True
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
+        if c.pool_heads and c.hidden % c.pool_heads:
+            yield "pool_heads, hidden", f"does not divide hidden = {c.hidden}"
+
+    def cost(self, c: Config, patches: int) -> Cost:
+        width, bias = c.hidden, c.attention.qkv_bias == "qkv"
+        return (
+            Cost(width)
+            + linear_cost(width, 2 * width, patches, bias)
+            + Cost(macs=2 * patches * width)
+            + linear_cost(width, width)
+        )
+
+
 POOLINGS: dict[str, PoolingSpec] = {
     "cls": PoolingSpec(needs_cls=True),
     "mean": PoolingSpec(),
     "cls+mean": PoolingSpec(2, needs_cls=True),
     "map": MapPoolingSpec(),
+    "query": QueryPoolingSpec(),
     "none": PoolingSpec(0),
 }
 

@@ -172,6 +172,8 @@ def _resized_size(config: PreprocessConfig, height: int, width: int, label: str)
         return _patch_budget(config, height, width)
     if config.resize == "bounded":
         return _bounded_size(config, height, width)
+    if config.resize == "within":
+        return _within(config, height, width)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
     if config.resize in ("squash", "tile"):
@@ -231,6 +233,15 @@ def _patch_budget(config: PreprocessConfig, height: int, width: int) -> tuple[in
     return sides(low)
 
 
+def _within(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """Pixtral: no side above `longest_edge` before both go up to multiples of `multiple`."""
+    unit, ratio = config.multiple, max(height, width) / config.longest_edge
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    h, w = (max(((side - 1) // unit + 1) * unit, unit) for side in (height, width))
+    return h, w
+
+
 def _tile_steps(config: PreprocessConfig, height: int, width: int) -> tuple[tuple[int, int], ...]:
     """Idefics 3: the sizes before the last, which is the tile's."""
     assert config.resize_size is not None  # the schema holds it
@@ -275,6 +286,8 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         "patches": f"to {config.max_patches} patches of {config.multiple} px: "
         f"{_wxh(steps.resized)}",
         "bounded": f"to sides of {config.shortest_edge} to {config.longest_edge} px: "
+        f"{_wxh(steps.resized)}",
+        "within": f"within {config.longest_edge} px, up to multiples of {config.multiple} px: "
         f"{_wxh(steps.resized)}",
         "tile": " then ".join(
             f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)

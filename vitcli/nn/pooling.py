@@ -75,6 +75,35 @@ class MapPooling(Part):
         return y[:, 0]
 
 
+class QueryPooling(Part):
+    """A learned query attends over the patches: softmax(query k^T / sqrt(d)) v, projected.
+
+    El-Nouby et al. 2024, AIMv2, section 3; unlike `MapPooling` the query is not projected and no
+    MLP follows. `bias` is that of keys and values.
+    """
+
+    def __init__(self, hidden: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.probe = nn.Parameter(torch.empty(1, hidden))
+        self.kv = nn.Linear(hidden, 2 * hidden, bias=bias)
+        self.attend = FusedAttention()
+        self.proj = nn.Linear(hidden, hidden)
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        trunc_normal(self.probe, std, generator)
+
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+        """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
+        probe = self.probe.expand(patches.shape[0], 1, -1)  # (B, 1, D)
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in (probe, *self.kv(patches).chunk(2, dim=-1))
+        )  # (B, H, 1 or N, d)
+        y: Tensor = self.proj(self.attend(q, k, v, None).transpose(1, 2).flatten(-2))
+        return y[:, 0]
+
+
 class NoPooling(nn.Module):
     """No pooled vector: the tokens are the answer."""
 

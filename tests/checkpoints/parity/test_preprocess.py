@@ -75,6 +75,11 @@ PUBLISHED = {
     "lanczos": ("BitImageProcessorPil", {"resample": 1, "crop_size": {"height": 90, "width": 200}}),
     "no normalization": ("ViTImageProcessorPil", {"do_normalize": False}),
     "no resize": ("CLIPImageProcessorPil", {"do_resize": False}),
+    "pixtral": ("PixtralImageProcessorPil", {}),
+    "mistral 3, shrunk": (
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 154}, "patch_size": {"height": 14, "width": 14}},
+    ),
     "internvl": ("GotOcr2ImageProcessorPil", {"size": {"height": 448, "width": 448}, **IMAGENET}),
 }
 

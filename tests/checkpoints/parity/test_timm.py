@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from timm.layers import GluMlp
+from timm.layers import GluMlp, SwiGLU
 from timm.models import deit, eva, save_for_hf, vision_transformer
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
@@ -219,7 +219,7 @@ def _name(layer: Any) -> str:
 def _gated(layer: Any) -> bool:
     """Whether a feed-forward that timm names is one of two halves, the gate first."""
     made = None if layer is None else layer(8, 16)
-    return isinstance(made, GluMlp) and not made.gate_last
+    return isinstance(made, SwiGLU) or (isinstance(made, GluMlp) and not made.gate_last)
 
 
 def _eps(layer: Any) -> float:
@@ -235,7 +235,11 @@ def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPat
     built = _arguments(vision_transformer, cls, monkeypatch) | _arguments(deit, cls, monkeypatch)
     for name, mine in VISION_TRANSFORMERS.items():
         theirs = built[name]
+        norm = theirs.get("embed_norm_layer")
+        unbiased = {"proj_bias": False} if not theirs.get("proj_bias", True) else {}
         assert mine == {
+            **unbiased,
+            **({} if norm is None else {"patch_norm": True}),
             "num_heads": theirs.get("num_heads", _default(cls, "num_heads")),
             "act_layer": _name(theirs.get("act_layer")),
             "norm_eps": _eps(theirs.get("norm_layer")),
@@ -244,7 +248,8 @@ def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPat
             "position": "learned" if theirs.get("pos_embed", "learn") == "learn" else "none",
             "mlp": "gated" if _gated(theirs.get("mlp_layer")) else "plain",
         }, name
-        assert not {"block_fn", "attn_layer", "scale_mlp_norm", "proj_bias"} & set(theirs), name
+        assert norm is None or _eps(norm) == mine["norm_eps"]
+        assert not {"block_fn", "attn_layer", "scale_mlp_norm"} & set(theirs), name
 
 
 def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:

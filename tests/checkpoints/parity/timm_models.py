@@ -102,6 +102,8 @@ CASES: dict[str, Case] = _by_name(
     _vit("vit_so150m_patch16_reg4_map_256", FLOAT32_PARTS),
     _vit("vit_intern300m_patch14_448", FLOAT32_PARTS, num_classes=0),
     _vit("vit_medium_patch16_gap_256", FLOAT32_PARTS),
+    _vit("aimv2_large_patch14_224", FLOAT32_PARTS, num_classes=0),
+    _vit("aimv2_huge_patch14_336", FLOAT32_PARTS),
     _rope("vit_base_patch16_dinov3", num_classes=0),
     _rope("vit_base_patch16_dinov3", num_classes=0, global_pool="token"),
     _rope("vit_base_patch16_dinov3_qkvb"),

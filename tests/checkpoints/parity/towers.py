@@ -20,6 +20,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVis
 
 from tests.checkpoints.parity.compare import FLOAT32_PARTS, Outputs
 from tests.checkpoints.parity.hf import ANY_SIZE, QWEN_SIZES, SMALL, TEXT, Case, inner, qwen_outputs
+from tests.checkpoints.parity.rms_towers import RMS_TOWERS
 from tests.checkpoints.parity.timm_models import outputs as timm_outputs
 
 QWEN3_5: dict[str, Any] = {
@@ -91,6 +92,7 @@ BEIT = SMALL | {"use_relative_position_bias": True, "layer_scale_init_value": 0.
 SMOL = TEXT | {"model_type": "llama"}
 IDEFICS_SIZES = (*ANY_SIZE[:3], (72, 88))
 TOWERS: dict[str, Case] = {
+    **RMS_TOWERS,
     "idefics2": Case(
         "hf-idefics2",
         lambda: Idefics2VisionTransformer(Idefics2VisionConfig(**SMALL)),

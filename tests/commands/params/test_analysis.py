@@ -185,7 +185,7 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
         mlp=draw(st.sampled_from(["plain", "gated"])),
         layer_scale=draw(st.sampled_from([None, 0.1])),
         pooling=pooling,
-        pool_heads=draw(st.sampled_from([None, 1])) if pooling == "map" else None,
+        pool_heads=draw(st.sampled_from([None, 1])) if pooling in ("map", "query") else None,
         pool_prefix=draw(st.booleans()) if pooling == "map" else False,
         pool_mlp_hidden=draw(st.sampled_from([None, 7])) if pooling == "map" else None,
         pool_norm=pooling != "none" and draw(st.booleans()),

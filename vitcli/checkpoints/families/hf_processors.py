@@ -83,6 +83,21 @@ def _patches(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     }
 
 
+def _within_edge(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Pixtral: at most a longest edge, then up to whole patches."""
+    edges, patch = merged["size"], merged["patch_size"]
+    longest = edges.get("longest_edge") if isinstance(edges, Mapping) else None
+    sides = set(_sides(patch))
+    if len(sides) != 1:
+        refuse(source, "patch_size", patch, "height and width that are equal expected")
+    return {
+        "resize": "within",
+        "resize_size": None,
+        "longest_edge": whole(longest, "size.longest_edge", source),
+        "multiple": whole(sides.pop(), "patch_size", source),
+    }
+
+
 def _global_tile(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     """Idefics 3: the whole image goes through two sizes before it is squashed to one tile."""
     edges = merged["size"], merged["max_image_size"]
@@ -216,6 +231,18 @@ _CLASSES: Mapping[str, Processor] = {
         neutral=("vision_input_type",),
         crops=False,
         tiles=lambda merged: f"up to {merged['max_num_tiles']} tiles",
+    ),
+    "Ovis2ImageProcessor": Processor(
+        _assumes(_square(384), 3, CLIP),
+        neutral=("crop_to_patches", "min_patches", "max_patches", "use_covering_area_grid"),
+        crops=False,
+        tiles=_dynamic_tiles,
+    ),
+    "PixtralImageProcessor": Processor(
+        _assumes({"longest_edge": 1024}, 3, CLIP, patch_size=_square(16)),
+        _within_edge,
+        neutral=("do_pad",),  # the images of a batch to one size
+        crops=False,
     ),
     "LlavaNextImageProcessor": Processor(
         _assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST),

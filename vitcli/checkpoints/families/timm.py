@@ -32,6 +32,7 @@ LIBRARY = "timm"
 BLOCK = "blocks.{i}."
 RENAMES: Renames = {
     "front_end.projection": "patch_embed.proj",
+    "front_end.patch_norm": "patch_embed.norm",
     "front_end.prefix.cls": rows("cls_token"),
     "front_end.prefix.dist": rows("dist_token"),
     "front_end.prefix.registers": rows("reg_token"),
@@ -224,6 +225,11 @@ def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None
     return _PROCESSOR(configs, encoder)
 
 
+SPLIT_GATE = Variant(
+    when=(BLOCK + "mlp.fc1_g.weight",),
+    renames={"vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")},
+)
+
 # VisionTransformer, and the originals of DeiT, MAE and I-JEPA
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
 # Rank-5 patches are Qwen's; q_bias is Eva's.
@@ -263,6 +269,7 @@ VIT = Family(
         "act_layer": To("activation", ACTIVATIONS),
         "architecture.act_layer": To("activation", ACTIVATIONS),
         "architecture.position": To("position"),
+        "architecture.patch_norm": To("patch_norm"),
         "architecture.mlp": To("mlp"),
         "reg_tokens": To("registers"),
         "pre_norm": To("ln_pre", flag),
@@ -270,7 +277,8 @@ VIT = Family(
         "pool_include_prefix": only(False),
         "scale_attn_norm": only(False),
         "scale_mlp_norm": only(False),
-        "proj_bias": only(True),
+        "architecture.proj_bias": To("_biased", flag),
+        "proj_bias": To("_biased", flag),
     },
     ignored=(
         *hugging_face.IGNORED,
@@ -284,12 +292,13 @@ VIT = Family(
         **RESIZE,
         "patch_bias": patch_bias,
         "attention.qk_norm_eps": lambda told: told["norm_eps"],
+        **dict.fromkeys(("attention.proj_bias", "mlp_bias"), lambda told: told["_biased"]),
     },
     needs=NEEDS,
     unproven=("position",),
     flatten=flattened(VISION_TRANSFORMERS),
     any_prefix_rows=True,
-    variants=VARIANTS,
+    variants=(*VARIANTS, SPLIT_GATE),
 )
 # Their code resizes the table, when it loads one for another size, without antialiasing.
 ORIGINAL = Family(
@@ -361,12 +370,7 @@ EVA_VARIANTS = (
     CLASSIFIER,
     NO_CLASSIFIER,
     Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),
-    Variant(
-        when=(BLOCK + "mlp.fc1_g.weight",),
-        renames={
-            "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")
-        },
-    ),
+    SPLIT_GATE,
     Variant(when=(BLOCK + "mlp.norm.weight",), renames=MLP_NORM),
     Variant(
         when=(BLOCK + "attn.q_bias",),

@@ -153,6 +153,19 @@ _VISION_TRANSFORMER: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
         },
     ),
     (
+        {
+            "act_layer": "silu",
+            "norm_eps": 1e-05,
+            "global_pool": "avg",
+            "proj_bias": False,
+            "patch_norm": True,
+        },
+        {
+            heads: " ".join(f"aimv2_{name}_patch14_{side}" for side in (224, 336, 448))
+            for heads, name in ((8, "large"), (12, "huge"), (16, "1b"), (24, "3b"))
+        },
+    ),
+    (
         {"act_layer": "silu", "norm_eps": 1e-06, "global_pool": "token"},
         {
             24: """

@@ -1,0 +1,126 @@
+"""Tiny random towers with RMSNorm and gated MLPs by transformers: Pixtral, AIMv2, Ovis2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as T
+from torch import Tensor, nn
+from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
+from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
+
+from tests.checkpoints.parity.compare import FLOAT32_PARTS, Outputs
+from tests.checkpoints.parity.hf import ANY_SIZE, SMALL, TEXT, Case, inner, plain
+
+TEXT_1 = TEXT | {"head_dim": 8}
+PIXTRAL = SMALL | {"hidden_act": "silu"}
+AIMV2_SIZES = (32, 40, 48)  # the library has no size but a model's own
+
+
+def one_by_one(model: nn.Module, pixels: Tensor) -> Outputs:
+    """The images of a batch are one sequence to Pixtral."""
+    found = [model(image[None], output_hidden_states=True) for image in pixels]
+    blocks = [torch.cat(layer) for layer in zip(*(f.hidden_states for f in found), strict=True)]
+    tokens = torch.cat([f.last_hidden_state for f in found])
+    return Outputs(blocks, tokens, tokens)
+
+
+AIMV2 = plain(tokens="last_hidden_state", pooled="pooler_output")
+AIMV2_WITHOUT = plain(tokens="last_hidden_state")
+
+
+def _whole_aimv2(model: nn.Module, pixels: Tensor) -> Outputs:
+    out = AIMV2(model.vision_model, pixels)
+    out.output = model.visual_projection(out.pooled)
+    return out
+
+
+def ovis2(model: nn.Module, pixels: Tensor) -> Outputs:
+    seen: list[Tensor] = []
+    layers = model.transformer.encoder.layers
+    hooks = [
+        layers[0].register_forward_pre_hook(
+            lambda _, given, named: seen.append(given[0] if given else named["hidden_states"]),
+            with_kwargs=True,
+        ),
+        *(layer.register_forward_hook(lambda _, __, out: seen.append(out)) for layer in layers),
+    ]
+    tokens = model.transformer(pixels).last_hidden_state
+    for hook in hooks:
+        hook.remove()
+    return Outputs(seen, seen[-1], tokens)
+
+
+def _pixtral(make: Callable[[], nn.Module], where: str = "") -> Case:
+    run = inner(where, one_by_one) if where else one_by_one
+    return Case("hf-pixtral", make, run, FLOAT32_PARTS, ANY_SIZE)
+
+
+def _aimv2(side: int, run: Any = AIMV2, **more: Any) -> Case:
+    config = {**SMALL, "image_size": side, **more}
+    return Case(
+        "hf-aimv2",
+        lambda: T.Aimv2VisionModel(T.Aimv2VisionConfig(**config)),
+        run,
+        FLOAT32_PARTS,
+        ((side, side),),
+    )
+
+
+def _ovis2(make: Callable[[], nn.Module], side: int, where: str = "") -> Case:
+    run = inner(where, ovis2) if where else ovis2
+    return Case("hf-ovis2", make, run, FLOAT32_PARTS, ((side, side),))
+
+
+OVIS2 = SMALL | {"vocab_size": 24}
+RMS_TOWERS: dict[str, Case] = {
+    "pixtral": _pixtral(lambda: T.PixtralVisionModel(T.PixtralVisionConfig(**PIXTRAL))),
+    "pixtral in llava whole": _pixtral(
+        lambda: T.LlavaForConditionalGeneration(
+            T.LlavaConfig(
+                text_config=TEXT_1 | {"model_type": "mistral"},
+                vision_config=PIXTRAL | {"model_type": "pixtral"},
+            )
+        ),
+        "model.vision_tower",
+    ),
+    "mistral 3 whole": _pixtral(
+        lambda: T.Mistral3ForConditionalGeneration(
+            T.Mistral3Config(
+                text_config=TEXT_1 | {"model_type": "mistral"},
+                vision_config=PIXTRAL | {"model_type": "pixtral"},
+            )
+        ),
+        "model.vision_tower",
+    ),
+    **{f"aimv2 at {side}": _aimv2(side) for side in AIMV2_SIZES},
+    "aimv2 without head": _aimv2(32, AIMV2_WITHOUT, use_head=False),
+    "aimv2 with biases": _aimv2(32, qkv_bias=True, mlp_bias=True),
+    "aimv2 whole": Case(
+        "hf-aimv2",
+        lambda: T.Aimv2Model(
+            T.Aimv2Config(text_config=TEXT, vision_config=SMALL, projection_dim=12)
+        ),
+        _whole_aimv2,
+        FLOAT32_PARTS,
+        ((32, 32),),
+    ),
+    **{
+        f"ovis2 at {side}": _ovis2(
+            lambda side=side: Ovis2VisionModel(Ovis2VisionConfig(**OVIS2 | {"image_size": side})),
+            side,
+        )
+        for side in AIMV2_SIZES
+    },
+    "ovis2 whole": _ovis2(
+        lambda: T.Ovis2ForConditionalGeneration(
+            T.Ovis2Config(
+                text_config=TEXT | {"model_type": "qwen2"}, vision_config=OVIS2, hidden_size=16
+            )
+        ),
+        32,
+        "model.vision_tower",
+    ),
+}

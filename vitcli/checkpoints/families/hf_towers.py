@@ -1,0 +1,197 @@
+"""Towers with RMSNorm, gated MLPs and no biases, as transformers stores them: Pixtral, AIMv2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vitcli.checkpoints.families.hf_processors import processor
+from vitcli.checkpoints.families.hugging_face import (
+    ACTIVATIONS,
+    IGNORED,
+    LIBRARY,
+    SETTINGS,
+    TINY,
+    flag,
+    size,
+)
+from vitcli.checkpoints.family import (
+    Configs,
+    Family,
+    Renames,
+    To,
+    Variant,
+    fused,
+    only,
+    rows,
+)
+from vitcli.checkpoints.preprocessing import Preprocessing
+from vitcli.config.schema import EncoderConfig
+
+NO_BIAS = {"patch_bias": False, "attention.proj_bias": False, "mlp_bias": False}
+
+
+def _gated(ours: str, block: str, mlp: str) -> Renames:
+    """A gated MLP whose three maps are stored apart."""
+    return {
+        f"{ours}.feed_forward.fc1": fused(f"{block}{mlp}.gate_proj", f"{block}{mlp}.up_proj"),
+        f"{ours}.feed_forward.fc2": f"{block}{mlp}.down_proj",
+    }
+
+
+def _qkv(block: str, attention: str) -> Renames:
+    parts = (f"{block}{attention}.{part}_proj" for part in "qkv")
+    return {"vit.blocks.{i}.attention.qkv": fused(*parts)}
+
+
+def _axial_theta(value: Mapping[str, Any]) -> float:
+    if value.get("rope_type", "axial") != "axial" or set(value) - {"rope_type", "rope_theta"}:
+        raise ValueError("axial, with rope_theta alone")
+    return float(value["rope_theta"])
+
+
+# Pixtral, and Mistral 3's tower
+_PIXELS = processor("PixtralImageProcessor")
+
+
+def _pixtral_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
+    """The image processor's, with the patches that a processor which merges them pads up to."""
+    told = _PIXELS(configs, encoder)
+    whole = configs.get("processor_config.json", {})
+    patch, merge = whole.get("patch_size"), whole.get("spatial_merge_size")
+    if told is None or told.config.resize != "within" or not (patch and merge):
+        return told
+    config = told.config.model_copy(update={"multiple": patch * merge})
+    note = f"sides up to multiples of {patch} x {merge} px (processor_config.json)"
+    return replace(told, config=config, notes=(*told.notes, note))
+
+
+LAYER = "transformer.layers.{i}."
+PIXTRAL = Family(
+    name="hf-pixtral",
+    library=LIBRARY,
+    verified=TINY + "; alone, in LLaVA and in Mistral 3",
+    model_types=("pixtral",),
+    preprocess=_pixtral_pixels,
+    signature=("patch_conv.weight", "ln_pre.weight", LAYER + "attention_norm.weight"),
+    renames={
+        "front_end.projection": "patch_conv",
+        "front_end.norm": "ln_pre",
+        "vit.blocks.{i}.norm1": LAYER + "attention_norm",
+        **_qkv(LAYER, "attention"),
+        "vit.blocks.{i}.attention.proj": LAYER + "attention.o_proj",
+        "vit.blocks.{i}.norm2": LAYER + "ffn_norm",
+        **_gated("vit.blocks.{i}", LAYER, "feed_forward"),
+    },
+    drops=(r"patch_positional_embedding\.inv_freq",),
+    settings={
+        **SETTINGS,
+        "hidden_size": To("hidden", default=1024),
+        "num_hidden_layers": To("depth", default=24),
+        "num_attention_heads": To("heads", default=16),
+        "intermediate_size": To("mlp_hidden", default=4096),
+        "image_size": To("image_size", size, default=(1024, 1024)),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=16),
+        "rope_parameters": To("rope.theta", _axial_theta),
+        "rope_theta": To("rope.theta", float, default=10000.0),
+    },
+    ignored=(*IGNORED, "head_dim", "is_composition"),
+    decides={
+        **NO_BIAS,
+        "attention.qkv_bias": "none",
+        "norm": "rmsnorm",
+        "norm_eps": 1e-5,
+        "mlp": "gated",
+        "final_norm": False,
+        "position": "rope2d",
+        "rope.coordinates": "index",
+        "rope.layout": "half",
+        "rope.alternate": True,
+        "pooling": "none",
+    },
+    needs=("heads", "activation", "image_size", "rope.theta"),
+)
+
+
+# AIMv2, and Ovis2's tower
+BLOCK = "encoder.layers.{i}."
+AIMV2 = Family(
+    name="hf-aimv2",
+    library=LIBRARY,
+    verified=TINY + "; alone, with text, with and without its pooling",
+    model_types=("aimv2", "aimv2_vision_model"),
+    preprocess=processor("CLIPImageProcessor"),
+    signature=("embeddings.rms_norm.weight", BLOCK + "ffn.gate_proj.weight", "rms_norm.weight"),
+    prefixes=("", "vision_model."),
+    aliases=((r"^embeddings\.patch_embedding\.", "embeddings.patch_embed."),),  # Ovis2
+    renames={
+        "front_end.projection": "embeddings.patch_embed",
+        "front_end.patch_norm": "embeddings.rms_norm",
+        "front_end.position.table": "embeddings.position_embedding.weight",
+        "vit.blocks.{i}.norm1": BLOCK + "rms_norm1",
+        **_qkv(BLOCK, "attention"),
+        "vit.blocks.{i}.attention.proj": BLOCK + "attention.out_proj",
+        "vit.blocks.{i}.norm2": BLOCK + "rms_norm2",
+        **_gated("vit.blocks.{i}", BLOCK, "ffn"),
+        "vit.norm": "rms_norm",
+        "pooling.probe": rows("head.cls_token"),
+        "pooling.kv": fused("head.k_proj", "head.v_proj"),
+        "pooling.proj": "head.output_proj",
+        "head.linear": "visual_projection",
+    },
+    drops=(r"logit_scale", r"embeddings\.position_ids"),
+    settings={
+        **SETTINGS,
+        "hidden_size": To("hidden", default=1024),
+        "num_hidden_layers": To("depth", default=24),
+        "num_attention_heads": To("heads", default=8),
+        "intermediate_size": To("mlp_hidden", default=2816),
+        "image_size": To("image_size", size, default=(224, 224)),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=14),
+        "hidden_act": To("activation", ACTIVATIONS, default="silu"),
+        "rms_norm_eps": To("norm_eps", float, default=1e-5),
+        "qkv_bias": To("_qkv_bias", flag, default=False),
+        "mlp_bias": To("_mlp_bias", flag, default=False),
+        "use_head": To("pooling", {True: "query", False: "none"}, default="query"),
+        "is_native": only(False),  # its table is computed, and not in the file
+    },
+    ignored=(*IGNORED, "projection_dim"),
+    decides={
+        "patch_norm": True,
+        "norm": "rmsnorm",
+        "mlp": "gated",
+        "position": "learned",
+        # The library has no other size; this is how timm resizes the same table.
+        "position_table.resize": "bicubic_antialias",
+        "position_table.resize_dtype": "float32",
+        "attention.proj_bias": lambda told: told["_qkv_bias"],
+        "attention.qkv_bias": lambda told: "qkv" if told["_qkv_bias"] else "none",
+        "mlp_bias": lambda told: told["_mlp_bias"],
+    },
+    needs=("heads", "norm_eps", "activation", "attention.proj_bias", "mlp_bias", "pooling"),
+    variants=(
+        Variant(when=("visual_projection",), settings={"head": "projection"}),
+        Variant(when=("logit_scale",), settings={"head": "projection"}),
+    ),
+)
+OVIS2 = replace(
+    AIMV2,
+    name="hf-ovis2",
+    verified=TINY + "; alone and in the whole model",
+    model_types=("ovis2_vision",),
+    preprocess=processor("Ovis2ImageProcessor"),
+    prefixes=("transformer.",),
+    drops=(*AIMV2.drops, r"head_(linear|norm)\..*"),
+    settings={key: to for key, to in AIMV2.settings.items() if key != "use_head"},
+    decides={**AIMV2.decides, "pooling": "none"},
+    ignored=(
+        *IGNORED,
+        "hidden_stride",
+        "num_visual_indicator_tokens",
+        "tokenize_function",
+        "backbone_args",
+    ),
+    remarks={"ovis2_vision": "the visual tokenizer (head_linear, head_norm) is not applied"},
+)
+FAMILIES = (PIXTRAL, OVIS2, AIMV2)
