@@ -104,7 +104,11 @@ TILING = {
     "LlavaOnevisionImageProcessor": ({}, "36 tiles", 0),
     "GotOcr2ImageProcessor": ({"crop_to_patches": True, "max_patches": 12}, "12 tiles", -1),
     "Idefics2ImageProcessor": ({"do_image_splitting": True}, "4 tiles", -1),
-    "Ovis2ImageProcessor": ({"crop_to_patches": True, "max_patches": 9}, "9 tiles", 0),
+    "Ovis2ImageProcessor": (
+        {"size": {"height": 128, "width": 128}, "crop_to_patches": True, "max_patches": 9},
+        "9 tiles",
+        0,
+    ),
     "Idefics3ImageProcessor": ({}, "16 tiles", -1),
     "SmolVLMImageProcessor": ({"do_image_splitting": False}, "", -1),
     "Gemma3ImageProcessor": (

@@ -116,6 +116,9 @@ COUNTS: dict[str, Counts] = {
     "qwen2.5-vl-7b": (631_975_680 - QWEN_SLOT, [({}, 676_550_144 - QWEN_SLOT)]),
     "qwen2.5-vl-32b": (636_401_664 - QWEN_SLOT, [({}, 688_841_984 - QWEN_SLOT)]),
     "qwen2.5-vl-72b": (636_401_664 - QWEN_SLOT, [({}, 704_573_696 - QWEN_SLOT)]),
+    # transformers' PixtralVisionModel, and its Aimv2VisionModel without the pooling.
+    "pixtral-12b": (403_489_792, []),
+    "aimv2-l14": (309_197_824, []),
     "eva02-b14": (85_758_720, []),
     "eva02-l14-448": (304_055_232, []),
     # transformers' Qwen3VLVisionModel has 576,388,336, of which DeepStack's mergers 120,377,856.
@@ -240,6 +243,10 @@ def test_preprocessing_yields_an_image_the_encoder_reads(name: str) -> None:
     size = config.preprocess.output_size
     if name.startswith("dinov2") and not name.endswith("-timm"):
         assert size == (224, 224)  # the table is 37x37, the processor still crops to 224
+    elif name.startswith("pixtral"):
+        assert size is None
+        assert config.preprocess.multiple == config.encoder.patch_size
+        assert (config.preprocess.longest_edge,) * 2 == config.encoder.image_size
     elif name.startswith("qwen"):
         assert size is None  # follows the image
         assert config.preprocess.multiple == 2 * config.encoder.patch_size
@@ -250,6 +257,7 @@ def test_preprocessing_yields_an_image_the_encoder_reads(name: str) -> None:
 def test_head_widths_are_the_published_ones() -> None:
     """Head counts leave no trace in the tensors, so the counts above cannot catch a wrong one."""
     odd = {
+        "aimv2-l14": 128,
         "clip-h14": 80,
         "clip-g14": 88,
         "clip-bigg14": 104,

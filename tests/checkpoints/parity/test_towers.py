@@ -125,7 +125,12 @@ SMART = {"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 
 SIDE = {"height": 40, "width": 40}
 EDGES = {"shortest_edge": 24, "longest_edge": 64}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+WITHIN = {"size": {"longest_edge": 48}, "patch_size": {"height": 8, "width": 8}}
+CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 VERIFIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "pixtral": ("PixtralImageProcessorPil", WITHIN),
+    "mistral 3 whole": ("PixtralImageProcessorPil", WITHIN),
+    "aimv2 at 32": ("CLIPImageProcessorPil", CROP),
     "qwen3-vl": ("Qwen2VLImageProcessorPil", SMART),
     "qwen3-vl whole": ("Qwen2VLImageProcessorPil", SMART),
     "idefics2 whole": ("Idefics2ImageProcessorPil", {"size": EDGES, "do_image_splitting": True}),
@@ -150,6 +155,15 @@ def test_verify_proves_it(name: str, tmp_path: Path) -> None:
 
 
 MISTAKES: dict[str, list[tuple[str, Any]]] = {
+    "pixtral": [
+        ("rope.alternate", False),
+        ("rope.theta", 9000.0),
+        ("rope.layout", "interleaved"),
+        ("rope.first_axis", "columns"),
+        ("norm_eps", 1e-6),
+        ("activation", "gelu"),
+    ],
+    "aimv2 at 48": [("norm_eps", 1e-6), ("activation", "gelu"), ("heads", 4), ("pool_heads", 4)],
     "qwen3-vl": [
         ("rope.theta", 9000.0),
         ("rope.layout", "interleaved"),
