@@ -44,7 +44,8 @@ def test_every_public_name_is_there() -> None:
         vitcli.no_such_name  # noqa: B018
 
 
-def test_a_result_is_what_the_command_prints() -> None:
+def test_a_result_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # what a pipe gets is not cut to a terminal
     result = vitcli.presets("vit-s")
     printed = CliRunner().invoke(app, ["presets", "vit-s", "--json"])
     assert result.to_json() + "\n" == printed.stdout
