@@ -38,7 +38,8 @@ def test_every_option_is_there_with_its_default() -> None:
     lost = []
     for name, command in CONTRACT["commands"].items():
         for option, before in command["options"].items():
-            home = "embed" if name == "encode" and option in MOVED else name
+            moved = name == "encode" and option in MOVED
+            home = "embed" if moved else name
             found = next((p for p in now[home].params if option in p.opts), None)
             default = DEFAULTS.get((name, option), before["default"])
             if (
