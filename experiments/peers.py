@@ -13,8 +13,10 @@ own. What is measured already in --out is not measured again; `--fresh` starts o
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -71,12 +73,10 @@ def weights() -> dict[str, Any]:
     """A fresh ViT-B/16's parameters, every one of them random: a constant would hide a mistake."""
     import torch
 
-    from vitcli.build import build_encoder
-    from vitcli.config.schema import EncoderConfig
+    import vitcli
 
-    encoder = build_encoder(EncoderConfig())
+    state = vitcli.load("vit-b16", device="cpu").encoder.state_dict()
     generator = torch.Generator().manual_seed(0)
-    state = encoder.state_dict()
     for name, value in state.items():
         noise = torch.randn(value.shape, generator=generator)
         is_scale = name.endswith("weight") and "norm" in name
@@ -134,15 +134,11 @@ def subject(name: str, state: dict[str, Any], folder: Path) -> Run:
     import torch
 
     if name.startswith("vitcli"):
-        from vitcli.build import build_encoder
-        from vitcli.config.schema import EncoderConfig
-        from vitcli.engines.engine import prepare_engine
+        import vitcli
 
-        encoder = build_encoder(EncoderConfig())
-        encoder.load_state_dict(state)
-        example = torch.zeros(1, 3, IMAGE, IMAGE)
-        engine = prepare_engine(name.split()[1], encoder, example, batches=(1, 8))
-        return lambda images: engine.run(images).tokens[:, 0]
+        ours = vitcli.load("vit-b16", engine=name.split()[1], device="cpu")
+        ours.encoder.load_state_dict(state)
+        return lambda images: ours.runner(images).tokens[:, 0]
     if name == "onnxruntime":
         return alone(state, folder)
     model = peer(name, state)
@@ -205,15 +201,31 @@ def measure_times(names: Sequence[str], batch: int, rounds: int, folder: Path) -
 
 
 def measure_memory(name: str, batch: int, folder: Path) -> dict[str, Any]:
-    """Growth of the resident set over the second step, in this process."""
+    """Growth of the resident set over the second step, in this process (Linux)."""
     import torch
-
-    from vitcli.commands.profile.machine import peak_memory
 
     run = subject(name, weights(), folder)
     run(torch.zeros(1, 3, IMAGE, IMAGE))
-    step = lambda: run(torch.randn(batch, 3, IMAGE, IMAGE))  # noqa: E731
-    return {"peak_bytes": peak_memory(step, torch.device("cpu"))}
+    images = torch.randn(batch, 3, IMAGE, IMAGE)
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = resident_bytes("VmHWM")
+    run(images)
+    return {"peak_bytes": resident_bytes("VmHWM") - before}
+
+
+def resident_bytes(key: str) -> int:
+    """VmRSS or VmHWM, the resident set and its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def processor() -> str:
+    """The name that Linux gives it; elsewhere Python's."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 SCRIPTS = {
@@ -302,13 +314,11 @@ def in_child(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, 
 
 def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> None:
     """Markdown on stdout: what is there of each part."""
-    from vitcli.commands.profile.machine import describe_machine
-
-    entries = notebook.entries
     import torch
 
-    machine = describe_machine(torch.device("cpu"), torch.float32, {})
-    print(f"{machine.processor}, {machine.threads} threads, torch {machine.torch}, float32\n")
+    entries = notebook.entries
+    threads = torch.get_num_threads()
+    print(f"{processor()}, {threads} threads, torch {torch.__version__}, float32\n")
     print("| batch | | seconds | vitcli eager is faster by | best vitcli engine by | memory |")
     print("|---|---|---|---|---|---|")
     for batch in batches:

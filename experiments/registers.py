@@ -23,6 +23,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+import vitcli as api
+
 REGISTERS = (0, 4)
 UNSEEN = 10_000_000
 """Images from this index on are neither in the training nor in the validation set."""
@@ -60,16 +62,11 @@ def train(folder: Path, registers: int, seed: int, extra: list[str]) -> dict[str
 
 def unseen_images(folder: Path, count: int) -> list[Path]:
     """Shapes as files, the same for every encoder."""
-    from vitcli.config.training import ShapesData
-    from vitcli.images.shapes import Shapes
-
-    data = ShapesData()
-    shapes = Shapes((32, 32), data.classes, data.difficulty, seed=0)
-    pixels, _ = shapes.batch(range(UNSEEN, UNSEEN + count))
+    images, _ = api.shapes(count, first=UNSEEN)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{index:04}.png" for index in range(count)]
-    for path, image in zip(paths, pixels, strict=True):
-        Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(path)
+    for path, image in zip(paths, images, strict=True):
+        Image.fromarray(image).save(path)
     return paths
 
 

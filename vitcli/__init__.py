@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train, train_shapes
+    from vitcli.images.shapes import shapes
     from vitcli.model import Features, Model, load
     from vitcli.results import Result
 
@@ -66,6 +67,7 @@ FUNCTIONS = {
     "sweep": "commands.sweep.analysis:sweep",
     "export": "commands.export.analysis:export",
     "convert": "commands.export.analysis:convert",
+    "shapes": "images.shapes:shapes",
     "presets": "commands.catalog.analysis:presets",
     "families": "commands.catalog.analysis:families",
 }
@@ -94,6 +96,7 @@ __all__ = [  # noqa: RUF022 (as in FUNCTIONS)
     "sweep",
     "export",
     "convert",
+    "shapes",
     "presets",
     "families",
 ]

@@ -319,6 +319,18 @@ def test_a_net_is_compared_with_a_vit_across_images(pictures: Path) -> None:
     assert result.exit_code == 2 and "CKA across patches needs" in result.stderr
 
 
+def test_tables_and_figures_of_nets(tmp_path: Path, pictures: Path) -> None:
+    files = sorted(map(str, pictures.rglob("*.png")))
+    for command in (
+        ["encode", files[0], "--preset", "timm:test_resnet"],
+        ["compare", "timm:test_resnet", "timm:test_convnext", *files, "--examples", "images"],
+    ):
+        plot = tmp_path / f"{command[0]}.png"
+        result = CliRunner().invoke(app, [*command, "--plot", str(plot)])
+        assert result.exit_code == 0, result.output
+        assert "layer4" in result.stdout and plot.stat().st_size > 0
+
+
 def test_maps_of_features_are_for_vitclis_encoders(tmp_path: Path) -> None:
     asked = ["encode", "--preset", "timm:test_vit", "--map", str(tmp_path / "m.png")]
     result = CliRunner().invoke(app, asked)

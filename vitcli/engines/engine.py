@@ -190,12 +190,12 @@ class Runner:
             with torch.inference_mode(), self.kernels(), hooked(taps):
                 answer: EncoderOutput = self.encoder(images)
             return answer
-        size = tuple(images.shape[1:])
-        if size not in self._engines:
-            self._engines[size] = prepare_engine(
-                self.name, self.encoder, images, layers=True, batches=(images.shape[0],)
+        key = (*images.shape[1:], int(observe is not None))
+        if key not in self._engines:
+            self._engines[key] = prepare_engine(
+                self.name, self.encoder, images, layers=bool(key[-1]), batches=(images.shape[0],)
             )
-        output, layers = self._engines[size].run_layers(images)
+        output, layers = self._engines[key].run_layers(images)
         for tokens in layers if observe else ():
             assert observe is not None
             observe(tokens)

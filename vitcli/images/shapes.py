@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitcli.config.training import ShapesData
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 
@@ -229,3 +230,29 @@ def _noise(y: NDArray[np.uint32], x: NDArray[np.uint32]) -> NDArray[np.float64]:
     bits = x * np.uint32(374761393) + y * np.uint32(668265263)
     bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(1274126177)
     return np.asarray(((bits ^ (bits >> np.uint32(16))) & np.uint32(0xFFFF)) / 65535)
+
+
+def shapes(
+    count: int,
+    *,
+    first: int = 0,
+    size: int | tuple[int, int] = 32,
+    classes: Sequence[str] = ShapesData().classes,
+    difficulty: float = ShapesData().difficulty,
+    seed: int = 0,
+) -> tuple[list[NDArray[np.uint8]], list[str]]:
+    """Images of shapes as `train_shapes` draws them, and the name of the shape in each.
+
+    Args:
+        first: the number of the first image; image i is a function of seed, i and the settings.
+        size: (height, width) in pixels, or the side of a square.
+        classes: names out of circle, square, triangle, cross and the other shapes.
+        difficulty: 0 to 1; more rotation, less contrast, more noise.
+
+    Each image is (H, W, 3), 8 bits a channel, as `Model.transform` reads it.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    drawn = Shapes((height, width), classes, difficulty, seed)
+    pixels, labels = drawn.batch(range(first, first + count))
+    images = [np.ascontiguousarray(image.transpose(1, 2, 0)) for image in pixels]
+    return images, [drawn.classes[label] for label in labels]

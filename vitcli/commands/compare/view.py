@@ -51,7 +51,7 @@ def _layers(result: CompareResult, every: int) -> Table:
     names = [*(["pixels"] if "pixels" in differences else []), *result.cka.layers_a]
     names += [name for name in differences if name not in names]
     blocks = [name for name in names if name.startswith("block")]
-    always_shown = {blocks[-1], result.first_unequal, result.first_parted}
+    always_shown = {*blocks[-1:], result.first_unequal, result.first_parted}
     hidden = {name for i, name in enumerate(blocks, start=1) if i % every} - always_shown
     for name in names:
         if name in hidden:

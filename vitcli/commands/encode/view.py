@@ -64,11 +64,10 @@ def _image(image: EncodedImage, every: int) -> Iterator[str | Table]:
 def thinned(layers: tuple[LayerNorms, ...], every: int) -> list[LayerNorms]:
     """Every n-th block, and always the first and the last rows."""
     blocks = [row.layer for row in layers if row.name.startswith("block")]
-    last = blocks[-1]
     return [
         row
         for row in layers
-        if row.layer not in blocks or row.layer % every == 0 or row.layer == last
+        if row.layer not in blocks[:-1] or row.layer % every == 0  # a net's stages are all shown
     ]
 
 
