@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config.load import REFERENCE
+from vitcli.config.yaml import read_json
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
@@ -267,10 +268,9 @@ def _cache_folder() -> Path:
 
 def _read_choices(memory: Path) -> dict[str, str]:
     try:
-        choices = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(memory, dict[str, str])
+    except VitcliError:  # not there yet, or damaged: measured again
         return {}
-    return choices if isinstance(choices, dict) else {}
 
 
 def _trial_key(encoder: VisionEncoder, images: Tensor) -> str:

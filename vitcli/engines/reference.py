@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import importlib
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitcli.config.load import split_library
+from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
 
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
@@ -232,11 +232,7 @@ def _config(source: str, name: str) -> dict[str, Any]:
             file = Path(hf_hub_download(repo, name, revision=revision or None))
         except Exception:  # not there, no network or no such library: no config in any case
             return {}
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_json(file, dict[str, Any]) if file.is_file() else {}
 
 
 def _place(source: str) -> tuple[str, dict[str, Any]]:

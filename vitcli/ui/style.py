@@ -56,6 +56,7 @@ def styled(draw: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
         with matplotlib.rc_context(RC):
             drawing = draw(*arguments, **options)
             plain_text(drawing)
+            fit_titles(drawing)
         return drawing
 
     return figure
@@ -99,6 +100,14 @@ def spread_caption(count: int, noun: str = "seed", interval: str = "sd", dots: b
     return f"mean ± {interval}, {count} {plural}" + (f"; dots: {noun}s" if dots else "")
 
 
+def fit_titles(drawing: Any) -> None:
+    """No title of a figure or of a part of it is wider than the figure."""
+    most = int(drawing.get_figure(root=True).get_figwidth() * 72 / (0.6 * POINTS))
+    for part in (drawing, *drawing.subfigs):
+        if title := part.get_suptitle():
+            part.suptitle("\n".join(ended(line, most) for line in title.split("\n")))
+
+
 def plain_text(drawing: Any) -> None:
     """No text of the figure is mathematics, the numbers of a logarithmic axis included."""
     from matplotlib.text import Text
@@ -112,6 +121,12 @@ def plain_text(drawing: Any) -> None:
                 axis.set_minor_formatter(NullFormatter())
     for text in drawing.findobj(Text):
         text.set_parse_math(False)
+
+
+def ended(name: str, most: int = 44) -> str:
+    """A name as long as a figure has room for: the middle gives way, the ends tell names apart."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 
 
 def merge_small(

@@ -20,7 +20,7 @@ from vitcli.commands.attention.result import (
 from vitcli.images.preprocess import Box, MapSheet
 from vitcli.ui.console import table
 from vitcli.ui.figures import bare, count_along_x, lay, outline, shrunk
-from vitcli.ui.style import PAGE, caption, new_figure, series, styled
+from vitcli.ui.style import PAGE, caption, ended, new_figure, series, styled
 
 BAR = 6
 """Cells of a full bar."""
@@ -212,7 +212,7 @@ def _by_head(axes: Any, model: EncoderAttention) -> Any:
 
 
 def _label(model: EncoderAttention) -> str:
-    return f"{model.name}, {model.registers} registers, {model.weights}"
+    return f"{ended(model.name)}, {model.registers} registers, {ended(model.weights)}"
 
 
 MOST_COLUMNS = 6

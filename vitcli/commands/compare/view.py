@@ -11,7 +11,7 @@ from rich.table import Table
 
 from vitcli.commands.compare.result import CompareResult, LinearCka, VerifyResult
 from vitcli.ui.console import table
-from vitcli.ui.style import CHANCE, COLORS, COLUMN, PAGE, caption, new_figure, series, styled
+from vitcli.ui.style import CHANCE, COLORS, COLUMN, PAGE, caption, ended, new_figure, series, styled
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
@@ -102,8 +102,8 @@ def figure(result: CompareResult) -> Any:
         np.array(cka.values, dtype=float), origin="lower", vmin=0, vmax=1, cmap="viridis"
     )
     drawing.colorbar(image, ax=heat, shrink=0.8, label="linear CKA")
-    heat.set_xlabel(f"layer of B: {result.b.name}")
-    heat.set_ylabel(f"layer of A: {result.a.name}")
+    heat.set_xlabel(f"layer of B: {ended(result.b.name)}")
+    heat.set_ylabel(f"layer of A: {ended(result.a.name)}")
     for axis, names in ((heat.xaxis, cka.layers_b), (heat.yaxis, cka.layers_a)):
         _name_layers(axis, names)
     if rows:
@@ -191,6 +191,7 @@ def verify_figure(result: VerifyResult) -> Any:
     axes.set_xticks(list(places), names, rotation=90 if len(shown) > 20 else 0)
     axes.set_xlabel("layer (0: input of the first block), then outputs")
     axes.set_ylabel("relative difference")
-    axes.set_title(f"{result.model.name}: vitcli and {result.library} {result.library_version}")
+    name = ended(result.model.name)
+    axes.set_title(f"{name}: vitcli and {result.library} {result.library_version}")
     axes.legend()
     return drawing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.images.preprocess import FeatureSheet
 from vitcli.ui.console import table
 from vitcli.ui.figures import bare, count_along_x, covered, lay, outline, scaled, shrunk
+from vitcli.ui.style import PAGE, ended, new_figure, series, styled
+
+MOST_NAMED = 8
+"""Images that the figure's legend names."""
 
 
 def shape(sizes: tuple[int, ...]) -> str:
@@ -71,47 +76,52 @@ def thinned(layers: tuple[LayerNorms, ...], every: int) -> list[LayerNorms]:
     ]
 
 
+@styled
 def figure(result: EncodeResult) -> Any:
     """Norms and CLS cosine against depth, a line per image."""
-    from matplotlib.figure import Figure
-
-    drawing = Figure(figsize=(9, 3.6), layout="constrained")
+    drawing = new_figure(2.7)
     panels = drawing.subplots(1, 3)
-    names = {
-        "CLS norm": "cls_norm",
-        "mean patch norm": "patch_norm_mean",
-        "cosine of CLS to the previous layer": "cls_cosine_prev",
+    fields = {
+        "L2 norm of CLS": "cls_norm",
+        "mean L2 norm of a patch": "patch_norm_mean",
+        "cosine of CLS to layer before": "cls_cosine_prev",
     }
-    for axes, (title, field) in zip(panels, names.items(), strict=True):
-        for image in result.images:
+    for axes, (title, field) in zip(panels, fields.items(), strict=True):
+        for place, image in enumerate(result.images):
             points = [
                 (row.layer, getattr(row, field))
                 for row in image.layers
                 if getattr(row, field) is not None
             ]
             if points:
-                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=image.path)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("layer")
+                name = ended(Path(image.path).name)
+                axes.plot(*zip(*points, strict=True), label=name, **series(place))
+        axes.set_ylabel(title)
+        axes.set_xlabel("layer (0: input of the first block)")
         count_along_x(axes)
-        axes.grid(alpha=0.3)
+        axes.grid()
         if not axes.lines:
             axes.text(0.5, 0.5, "no CLS token", ha="center", transform=axes.transAxes)
     images = len(result.images)
-    if 1 < images <= 8:
-        panels[-1].legend(fontsize=7)
-    title = f"{result.model.name}, weights: {result.model.weights}"
-    drawing.suptitle(title if images == 1 else f"{title}; {images} images", fontsize=10)
+    if images <= MOST_NAMED:
+        lines = panels[1].lines
+        names = [line.get_label() for line in lines]
+        columns = min(images, 2)
+        drawing.legend(lines, names, loc="outside lower center", ncols=columns, frameon=False)
+    drawing.suptitle(
+        f"{ended(result.model.name)}, weights: {ended(result.model.weights)}"
+        + (f"; {images} images" if images > MOST_NAMED else "")
+    )
     return drawing
 
 
+@styled
 def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
     """A row per image: the picture, its principal components as colors, the cosines if any."""
-    from matplotlib.figure import Figure
-
-    heights = [pictures[s.image].height / pictures[s.image].width * 3.2 + 0.45 for s in sheets]
     columns = 2 + any(sheet.cosines is not None for sheet in sheets)
-    drawing = Figure(figsize=(3.4 * columns, sum(heights)), layout="constrained")
+    across = PAGE / columns - 0.2
+    heights = [pictures[s.image].height / pictures[s.image].width * across + 0.45 for s in sheets]
+    drawing = new_figure(sum(heights))
     rows = drawing.subplots(
         len(sheets), columns, squeeze=False, gridspec_kw={"height_ratios": heights}
     )
@@ -126,7 +136,10 @@ def _draw(sheet: FeatureSheet, axes: Sequence[Any], picture: Any) -> None:
     size = shown.shape[:2]
     axes[0].imshow(shown)
     outline(axes[0], box)
-    bare(axes[0], f"{sheet.title}\nmap covers {covered(sheet.box, picture.height, picture.width)}")
+    bare(
+        axes[0],
+        f"{ended(sheet.title, 40)}\nmap covers {covered(sheet.box, picture.height, picture.width)}",
+    )
     colors = lay(sheet.colors, box, *size)
     axes[1].imshow(np.where(np.isnan(colors), 1.0, colors))
     bare(axes[1], "first three principal components")

@@ -11,7 +11,7 @@ from rich.table import Table
 from vitcli.commands.explore.result import ExploreResult, GridResult
 from vitcli.ui.console import percent, table
 from vitcli.ui.figures import bare, lay, outline, scaled, shrunk
-from vitcli.ui.style import PAGE, new_figure, styled
+from vitcli.ui.style import PAGE, ended, new_figure, styled
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
@@ -62,6 +62,7 @@ def grid_figure(result: GridResult) -> Any:
     columns = max(len(row.layers) for row in result.encoders) + 1
     lines = len(result.encoders) * len(result.images)
     side = PAGE / columns
+    letters = int(15 * side)  # of the small titles
     drawing = new_figure(side * lines + 0.2 * lines)
     axes = drawing.subplots(lines, columns, squeeze=False)
     for number, row in enumerate(result.encoders):
@@ -69,7 +70,9 @@ def grid_figure(result: GridResult) -> Any:
             line = axes[number * len(result.images) + image]
             photo, box = _photo(path, row.boxes[image])
             line[0].imshow(photo)
-            bare(line[0], f"{row.model.name}\n{PurePath(path).name}")
+            bare(
+                line[0], f"{ended(row.model.name, letters)}\n{ended(PurePath(path).name, letters)}"
+            )
             outline(line[0], box, color="black")
             panels = [panel for panel in row.panels if panel.image == image]
             for place, panel in zip(line[1:], panels, strict=False):

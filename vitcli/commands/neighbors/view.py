@@ -12,7 +12,7 @@ from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
 from vitcli.ui.console import table
 from vitcli.ui.figures import bare
-from vitcli.ui.style import COLORS, DASHES, caption, new_figure, styled
+from vitcli.ui.style import COLORS, DASHES, caption, ended, new_figure, styled
 
 _COLUMNS = 6
 
@@ -76,9 +76,7 @@ def figure(result: NeighborsResult, pictures: Sequence[Any] | None = None) -> An
         grid, paths, captions, labels, pictures, strict=False
     ):
         axes.set(xticks=[], yticks=[])
-        name = PurePath(path).name
-        short = name if len(name) <= 18 else f"{name[:7]}...{name[-8:]}"
-        axes.set_title(f"{above}\n{printable(short)}", fontsize=6.5, pad=3)
+        axes.set_title(f"{above}\n{printable(ended(PurePath(path).name, 18))}", fontsize=6.5, pad=3)
         if picture is None:
             axes.text(0.5, 0.5, "file is\nmissing", ha="center", va="center")
             axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")

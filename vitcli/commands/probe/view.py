@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.results import csv_text
 from vitcli.ui.console import duration, short, table
 from vitcli.ui.figures import count_along_x
-from vitcli.ui.style import CHANCE, caption, chance_line, new_figure, series, styled
+from vitcli.ui.style import CHANCE, caption, chance_line, ended, new_figure, series, styled
 
 WORST = 5
 """Classes and pairs of classes that are shown."""
@@ -212,7 +212,9 @@ def ranking_figure(result: RankingResult) -> Any:
         points.append((x, value))
         bar = [[max(value - low, 0)], [max(high - value, 0)]]
         how = series(0 if layers else place) | {"linestyle": "none"}
-        axes.errorbar([x], [value], bar, capsize=2, label=None if layers else one.name, **how)
+        axes.errorbar(
+            [x], [value], bar, capsize=2, label=None if layers else ended(one.name), **how
+        )
     if timed:
         front = pareto(points)
         axes.plot(*zip(*front, strict=True), color="0.5", lw=0.8, zorder=1, label="Pareto front")
@@ -270,12 +272,12 @@ def figure(result: ProbeResult) -> Any:
         [max(score.high - score.accuracy, 0) for score in scores],
     ]
     axes.errorbar(values, places, xerr=bars, capsize=2, **series(0) | {"linestyle": "none"})
-    axes.set_yticks(places, [score.name for score in scores])
-    axes.invert_yaxis()
+    axes.set_yticks(places, [ended(score.name) for score in scores])
+    axes.set_ylim(len(scores) - 0.5, -0.5)
     axes.axvline(result.largest_share, **CHANCE)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("accuracy of the linear probe")
-    axes.set_title(f"{result.model}, weights: {result.weights}")
+    axes.set_title(f"{ended(result.model)}, weights: {ended(result.weights)}")
     axes.grid(axis="x")
     caption(
         drawing,
@@ -287,7 +289,7 @@ def figure(result: ProbeResult) -> Any:
 @styled
 def agreement_figure(result: AgreementResult) -> Any:
     """Common neighbors and CKA of each pair."""
-    names = [one.name for one in result.ranked]
+    names = [ended(one.name, 24) for one in result.ranked]
     drawing = new_figure(3.6)
     titles = (f"common among {result.k} nearest", "linear CKA")
     for axes, values, title in zip(
@@ -313,8 +315,9 @@ def confusion_figure(result: ProbeResult | RankingResult) -> Any:
     axes = drawing.subplots()
     image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis")
     if len(counts) <= 30:
-        axes.set_xticks(range(len(counts)), result.classes, rotation=90)
-        axes.set_yticks(range(len(counts)), result.classes)
+        names = [ended(name, 24) for name in result.classes]
+        axes.set_xticks(range(len(counts)), names, rotation=90)
+        axes.set_yticks(range(len(counts)), names)
     axes.set_xlabel("said")
     axes.set_ylabel("is")
     drawing.colorbar(image, ax=axes, shrink=0.8, label="share of the class")

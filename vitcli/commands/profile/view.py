@@ -233,7 +233,8 @@ def figure(result: ProfileResult) -> Any:
     speed.set_xticks(batches, [str(batch) for batch in batches])
     speed.grid()
     if speed.containers:
-        speed.legend(loc="best")
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False}
+        speed.legend(ncols=2, **place)  # above the panel: error bars may be anywhere in it
     drawing.suptitle(
         f"{result.model.name}, {result.step}, {result.machine.dtype}, "
         f"{result.machine.processor}, {plural(result.machine.threads, 'thread')}"

@@ -404,7 +404,7 @@ def new_values(
     whole = new[: new.rfind(b"\n") + 1]
     pairs = []
     for line in whole.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError, RecursionError):
             entry = json.loads(line)
             pair = int(entry[step]), float(entry[value])
             if math.isfinite(pair[1]):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -164,8 +165,8 @@ def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
         entry = json.loads(line)
         row = HistoryRow(**entry)
         numbers = [value for value in entry.values() if value is not None]
-        plain = all(type(value) in (int, float) for value in numbers)
-    except (ValueError, TypeError, RecursionError):
+        plain = all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return entry if plain and is_count(row.step) and row.step <= step else None
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
 from vitcli.ui.console import Bar, plural, progress, table
 from vitcli.ui.figures import count_along_x
+from vitcli.ui.style import chance_line, ended, new_figure, series, styled
 
 SHOWN = 10
 """Unreadable images that are listed."""
@@ -181,50 +182,47 @@ def _start(config: dict[str, Any]) -> str:
     return f"weights {source}" if source else f"init {config['encoder']['init']}"
 
 
+@styled
 def figure(result: TrainResult) -> Any:
-    """Loss, accuracy, learning rate and gradient norm against the step."""
-    from matplotlib.figure import Figure
-
+    """Loss, accuracy, gradient norm and learning rate against the step."""
     steps = [row for row in result.history if row.lr is not None]
     tests = [row for row in result.history if row.val_loss is not None]
-    drawing = Figure(figsize=(11, 3.6), layout="constrained")
-    loss, accuracy, rate = drawing.subplots(1, 3)
-    for axes, name, title in ((loss, "loss", "loss"), (accuracy, "accuracy", "accuracy")):
+    drawing = new_figure(4.4)
+    (loss, accuracy), (norm, rate) = drawing.subplots(2, 2, sharex=True)
+    for axes, name in ((loss, "loss"), (accuracy, "accuracy")):
         points = [(row.step, getattr(row, name)) for row in steps if getattr(row, name) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), alpha=0.3, linewidth=0.8, label="training batch")
+            plain = series(0, marker=False)
+            axes.plot(*zip(*points, strict=True), label="a training batch", **plain, alpha=0.35)
             if len(points) > 20:
-                axes.plot(*smoothed(points), color="C0", label="mean of 20")
-        axes.plot(
-            [row.step for row in tests],
-            [getattr(row, f"val_{name}") for row in tests],
-            "o-",
-            color="C1",
-            label="validation",
-        )
-        axes.set_title(title, fontsize=10)
-    accuracy.axhline(result.result.chance, color="gray", linestyle=":", label="chance")
+                how = {**plain, "linewidth": 1.6}
+                axes.plot(*smoothed(points), label="mean of 20 training batches", **how)
+        ends = [row.step for row in tests]
+        values = [getattr(row, f"val_{name}") for row in tests]
+        axes.plot(ends, values, label="validation", clip_on=False, **series(1))
+    loss.set_ylabel("loss (nats)")
+    accuracy.set_ylabel("accuracy")
     accuracy.set_ylim(0, 1)
+    chance_line(accuracy, result.result.chance)
     norms = [(row.step, row.grad_norm) for row in steps if row.grad_norm]
     if norms:
-        rate.plot(*zip(*norms, strict=True), linewidth=0.8, label="gradient norm")
-        rate.set_yscale("log")
-    rate.set_title("gradient norm and learning rate", fontsize=10)
-    twin = rate.twinx()
-    twin.plot([row.step for row in steps], [row.lr for row in steps], color="C3")
-    rate.plot([], [], color="C3", label="learning rate (right)")
-    twin.set_ylabel("learning rate")
-    for axes in (loss, accuracy, rate):
+        norm.plot(*zip(*norms, strict=True), **series(0, marker=False))
+        norm.set_yscale("log")
+    norm.set_ylabel("L2 norm of the gradient")
+    rate.plot([row.step for row in steps], [row.lr for row in steps], **series(0, marker=False))
+    rate.set_ylabel("learning rate")
+    for axes in (loss, accuracy, norm, rate):
+        axes.grid()
+    for axes in (norm, rate):
         axes.set_xlabel("step")
         count_along_x(axes)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+    lines, labels = accuracy.get_legend_handles_labels()
+    drawing.legend(lines, labels, loc="outside lower center", ncols=4, frameon=False)
     summary, config = result.result, result.config
-    ended = "" if summary.val_accuracy is None else f" (accuracy {summary.val_accuracy:.3f})"
+    ended_at = "" if summary.val_accuracy is None else f" (accuracy {summary.val_accuracy:.3f})"
     drawing.suptitle(
-        f"{config['name']}, {config['encoder']['norm_placement']}-norm, warm-up "
-        f"{config['train']['warmup']:g}, {_start(config)}: {summary.verdict}{ended}",
-        fontsize=10,
+        f"{ended(config['name'])}, {config['encoder']['norm_placement']}-norm, warm-up "
+        f"{config['train']['warmup']:g}, {ended(_start(config))}: {summary.verdict}{ended_at}"
     )
     return drawing
 
