@@ -73,9 +73,11 @@ def trained(steps: int) -> TrainResult:
 
 @pytest.mark.parametrize(("steps", "smooth"), [(3, False), (40, True)])
 def test_the_legend_names_the_curves_that_are_drawn(steps: int, smooth: bool) -> None:
-    loss = train.figure(trained(steps)).axes[0]
-    labels = [text.get_text() for text in loss.get_legend().get_texts()]
-    assert "training batch" in labels and ("mean of 20" in labels) is smooth
+    drawing = train.figure(trained(steps))
+    loss, (legend,) = drawing.axes[0], drawing.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert "a training batch" in labels
+    assert ("mean of 20 training batches" in labels) is smooth
     assert whole(list(loss.get_xticks()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, draw, save_figure
 from vitcli.ui.style import (
     COLORS,
+    COLUMN,
     DASHES,
     MARKERS,
     PAGE,
+    POINTS,
+    ended,
     fill,
     merge_small,
     new_figure,
@@ -152,3 +156,17 @@ def test_small_parts_are_merged_and_the_total_stays() -> None:
 def test_captions_say_what_the_bars_are() -> None:
     assert spread_caption(3) == "mean ± sd, 3 seeds; dots: seeds"
     assert spread_caption(1, "run", "95% interval", dots=False) == "mean ± 95% interval, 1 run"
+
+
+def test_a_long_name_keeps_both_ends_and_no_title_is_wider_than_the_figure() -> None:
+    assert ended("a" * 44) == "a" * 44
+    assert ended("first" + "x" * 90 + "last.png", 21) == "firstxxxxx…xxlast.png"
+
+    @styled
+    def figure() -> Any:
+        drawing = new_figure(2.0, COLUMN)
+        drawing.suptitle("W" * 300)
+        return drawing
+
+    drawing = figure()
+    assert len(drawing.get_suptitle()) <= COLUMN * 72 / (0.6 * POINTS)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import stat
@@ -165,7 +164,8 @@ def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
         entry = json.loads(line)
         row = HistoryRow(**entry)
         numbers = [value for value in entry.values() if value is not None]
-        plain = all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+        plain = all(type(value) in (int, float) for value in numbers)
+        _ = [float(value) for value in numbers]  # no integer beyond all floats
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return entry if plain and is_count(row.step) and row.step <= step else None
