@@ -1,4 +1,4 @@
-"""Tiny random towers with RMSNorm and gated MLPs by transformers: Pixtral, AIMv2, Ovis2."""
+"""Tiny random towers of transformers: Pixtral, AIMv2, Ovis2 and Llama 4."""
 
 from __future__ import annotations
 
@@ -74,6 +74,30 @@ def _ovis2(make: Callable[[], nn.Module], side: int, where: str = "") -> Case:
     return Case("hf-ovis2", make, run, FLOAT32_PARTS, ((side, side),))
 
 
+def llama4(model: nn.Module, pixels: Tensor) -> Outputs:
+    """CLS is the last token there; the norm of all tokens is seen by a hook."""
+    normed: list[Tensor] = []
+    hook = model.layernorm_post.register_forward_hook(lambda _, __, out: normed.append(out))
+    found = model(pixels, output_hidden_states=True, return_dict=True)
+    hook.remove()
+    blocks = [layer.roll(1, dims=1) for layer in found.hidden_states]
+    return Outputs(blocks, blocks[-1], normed[0].roll(1, dims=1))
+
+
+LLAMA4 = SMALL | {
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 8,
+    "projector_output_dim": 8,
+    "vision_output_dim": 8,
+    "intermediate_size": 64,  # the adapter reads 4 x 16 channels by this key
+}
+
+
+def _llama4(make: Callable[[], nn.Module], side: int, where: str = "") -> Case:
+    run = inner(where, llama4) if where else llama4
+    return Case("hf-llama4", make, run, FLOAT32_PARTS, ((side, side),))
+
+
 OVIS2 = SMALL | {"vocab_size": 24}
 RMS_TOWERS: dict[str, Case] = {
     "pixtral": _pixtral(lambda: T.PixtralVisionModel(T.PixtralVisionConfig(**PIXTRAL))),
@@ -114,6 +138,25 @@ RMS_TOWERS: dict[str, Case] = {
         )
         for side in AIMV2_SIZES
     },
+    **{
+        f"llama4 at {side}": _llama4(
+            lambda side=side: T.Llama4VisionModel(
+                T.Llama4VisionConfig(**LLAMA4 | {"image_size": side})
+            ),
+            side,
+        )
+        for side in (32, 48, 64)  # the adapter joins 2x2 patches
+    },
+    "llama4 whole": _llama4(
+        lambda: T.Llama4ForConditionalGeneration(
+            T.Llama4Config(
+                text_config=TEXT_1 | {"intermediate_size_mlp": 16, "num_local_experts": 2},
+                vision_config=LLAMA4,
+            )
+        ),
+        32,
+        "vision_model",
+    ),
     "ovis2 whole": _ovis2(
         lambda: T.Ovis2ForConditionalGeneration(
             T.Ovis2Config(

@@ -125,3 +125,25 @@ def test_what_ovis2_does_with_its_tokens_is_said(tmp_path: Path) -> None:
     randomized(RMS_TOWERS["ovis2 whole"].make()).float().save_pretrained(tmp_path)
     notes = load_weights(str(tmp_path)).report.notes
     assert "the visual tokenizer (head_linear, head_norm) is not applied" in notes
+
+
+def test_llama_4_at_its_real_shapes(tmp_path: Path) -> None:
+    """The encoder's parameters are the library's without the adapter's."""
+    vision = T.Llama4VisionConfig(hidden_size=1408, image_size=336)
+    with torch.device("meta"):
+        model = T.Llama4VisionModel(vision)
+    written(tmp_path, "config.json", {"model_type": "llama4", "vision_config": vision.to_dict()})
+    plan = plan_weights(str(sparse(tmp_path, model, "vision_model.")))
+    adapter = sum(p.numel() for p in model.vision_adapter.parameters())
+    whole = sum(p.numel() for p in model.parameters())
+    assert model_costs(plan.config).total == whole - adapter
+    assert plan.config.encoder.grid == (24, 24) and plan.config.encoder.head_dim == 88
+    assert "the adapter (pixel shuffle and MLP) is not applied" in plan.notes
+
+
+def test_llama_4s_processor_is_refused_by_name(tmp_path: Path) -> None:
+    randomized(RMS_TOWERS["llama4 whole"].make()).float().save_pretrained(tmp_path)
+    assert load_weights(str(tmp_path)).report.preprocess_by is None
+    written(tmp_path, "preprocessor_config.json", {"image_processor_type": "Llama4ImageProcessor"})
+    with pytest.raises(VitcliError, match="Llama4ImageProcessor"):
+        load_weights(str(tmp_path))

@@ -163,6 +163,15 @@ MISTAKES: dict[str, list[tuple[str, Any]]] = {
         ("norm_eps", 1e-6),
         ("activation", "gelu"),
     ],
+    "llama4 at 48": [
+        ("rope.offset", 0.0),
+        ("rope.first_axis", "rows"),
+        ("rope.layout", "half"),
+        ("rope.theta", 100.0),
+        ("position", "learned"),
+        ("norm_eps", 1e-6),
+        ("activation", "gelu_tanh"),
+    ],
     "aimv2 at 48": [("norm_eps", 1e-6), ("activation", "gelu"), ("heads", 4), ("pool_heads", 4)],
     "qwen3-vl": [
         ("rope.theta", 9000.0),

@@ -1,10 +1,13 @@
-"""Towers with RMSNorm, gated MLPs and no biases, as transformers stores them: Pixtral, AIMv2."""
+"""Pixtral's, AIMv2's and Llama 4's towers as transformers stores them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
@@ -19,10 +22,12 @@ from vitcli.checkpoints.families.hugging_face import (
 from vitcli.checkpoints.family import (
     Configs,
     Family,
+    From,
     Renames,
     To,
     Variant,
     fused,
+    joined,
     only,
     rows,
 )
@@ -194,4 +199,91 @@ OVIS2 = replace(
     ),
     remarks={"ovis2_vision": "the visual tokenizer (head_linear, head_norm) is not applied"},
 )
-FAMILIES = (PIXTRAL, OVIS2, AIMV2)
+
+
+# Llama 4's tower; its code has one activation and one eps, whatever the config says
+LAYERS = "model.layers.{i}."
+
+
+def _conv(source: str) -> From:
+    """A linear map of flattened RGB patches (channel, row, column) as a Conv2d weight."""
+
+    def make(t: Tensor) -> Tensor:
+        side = math.isqrt(t.shape[1] // 3)
+        return t.reshape(-1, 3, side, side)
+
+    return From((source,), make)
+
+
+def _cls_first(source: str) -> From:
+    """A table whose last row is that of CLS."""
+    return From((source,), lambda t: joined(t[-1:], t[:-1]))
+
+
+def _theta(value: Mapping[str, Any]) -> float:
+    if set(value) - {"rope_type", "rope_theta"} or value.get("rope_type") not in ("default", None):
+        raise ValueError("rope_type default, with rope_theta alone")
+    return float(value["rope_theta"])
+
+
+LLAMA4 = Family(
+    name="hf-llama4",
+    library=LIBRARY,
+    verified=TINY + "; alone and in the whole model; CLS first here, last there",
+    model_types=("llama4_vision_model",),
+    preprocess=processor(None),  # its own pads to tiles and normalizes in bfloat16: refused
+    signature=("positional_embedding_vlm", "layernorm_pre.weight", LAYERS + "self_attn.o_proj"),
+    renames={
+        "front_end.projection.weight": _conv("patch_embedding.linear.weight"),
+        "front_end.prefix.cls": rows("class_embedding"),
+        "front_end.position.table": _cls_first("positional_embedding_vlm"),
+        "front_end.norm": "layernorm_pre",
+        "vit.blocks.{i}.norm1": LAYERS + "input_layernorm",
+        **_qkv(LAYERS, "self_attn"),
+        "vit.blocks.{i}.attention.proj": LAYERS + "self_attn.o_proj",
+        "vit.blocks.{i}.norm2": LAYERS + "post_attention_layernorm",
+        "vit.blocks.{i}.feed_forward.fc1": LAYERS + "mlp.fc1",
+        "vit.blocks.{i}.feed_forward.fc2": LAYERS + "mlp.fc2",
+        "vit.norm": "layernorm_post",
+    },
+    drops=(r"vision_adapter\..*",),
+    settings={
+        **{key: to for key, to in SETTINGS.items() if key != "hidden_act"},
+        "hidden_size": To("hidden", default=768),
+        "num_hidden_layers": To("depth", default=34),
+        "num_attention_heads": To("heads", default=16),
+        "intermediate_size": To("mlp_hidden", default=5632),
+        "image_size": To("image_size", size, default=(448, 448)),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=14),
+        "rope_parameters": To("rope.theta", _theta),
+        "rope_theta": To("rope.theta", float, default=10000.0),
+    },
+    ignored=(
+        *IGNORED,
+        *("hidden_act", "norm_eps"),
+        *("vision_output_dim", "pixel_shuffle_ratio", "projector_input_dim"),
+        *("projector_output_dim", "projector_dropout", "multi_modal_projector_bias"),
+        *("vision_feature_select_strategy", "vision_feature_layer"),
+    ),
+    decides={
+        "patch_bias": False,
+        "cls_token": True,
+        "attention.qkv_bias": "qkv",
+        "norm": "layernorm",
+        "norm_eps": 1e-5,
+        "activation": "gelu",
+        "mlp": "plain",
+        "pooling": "none",
+        "position": "learned+rope2d",
+        # The library has no other size.
+        "position_table.resize": "bicubic",
+        "position_table.resize_dtype": "float32",
+        "rope.coordinates": "index",
+        "rope.layout": "interleaved",
+        "rope.offset": 1.0,
+        "rope.first_axis": "columns",
+    },
+    needs=("heads", "rope.theta"),
+    remarks={"llama4_vision_model": "the adapter (pixel shuffle and MLP) is not applied"},
+)
+FAMILIES = (PIXTRAL, OVIS2, AIMV2, LLAMA4)
