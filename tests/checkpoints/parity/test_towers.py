@@ -11,16 +11,20 @@ import pytest
 import timm
 import torch
 import transformers as T
+from timm.models import save_for_hf
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
+from tests.checkpoints.parity import timm_models
 from tests.checkpoints.parity.compare import assert_close, differences, images, ours, randomized
+from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.commands.compare.verify import verify
 from vitcli.config.load import Setting
 from vitcli.config.yaml import dotted
+from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -152,6 +156,62 @@ def test_verify_proves_it(name: str, tmp_path: Path) -> None:
     assert result.equal, (result.verdict, result.checked)
     names = {one.name for one in result.checked}
     assert {"pixels", "layer 0", "layer 2"} <= names and {"tokens", "output"} & names
+
+
+def test_verify_proves_timms_perception_encoder(tmp_path: Path) -> None:
+    case = timm_models.Case("timm-pe", "vit_pe_core_base_patch16_224")
+    sizes = {"embed_dim": 32, "ref_feat_shape": (4, 4)}
+    model: Any = randomized(case.make(**sizes)).float()
+    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}
+    arguments = timm_models.SMALL | sizes
+    save_for_hf(model, tmp_path, model_args=arguments, safe_serialization=True)
+    result = verify(str(tmp_path), dtype="float64")
+    assert result.equal, (result.verdict, result.checked)
+    assert {"pixels", "layer 2", "tokens", "pooled", "output"} <= {c.name for c in result.checked}
+
+
+def test_a_small_smolvlm_nests_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    """As SmolVLM-256M and 500M are published: depth and MLP width are the class's own."""
+    section = {
+        "hidden_size": 768,
+        "image_size": 512,
+        "max_image_size": {"longest_edge": 512},
+        "model_type": "smolvlm_vision",
+        "num_attention_heads": 12,
+        "patch_size": 16,
+        "size": {"longest_edge": 2048},
+        "tie_word_embeddings": False,
+        "use_base_siglip": False,
+    }
+    config = {"model_type": "smolvlm", "scale_factor": 4, "vision_config": section}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = T.SmolVLMVisionTransformer(T.SmolVLMConfig(vision_config=section).vision_config)
+    plan = plan_weights(str(sparse(tmp_path, model, "model.vision_model.")))
+    encoder = plan.config.encoder
+    assert (encoder.image_size, encoder.depth, encoder.heads) == ((512, 512), 12, 12)
+    assert encoder.position_table.resize == "buckets" and encoder.norm_eps == 1e-6
+    counted = sum(p.numel() for p in plan.encoder.parameters())
+    assert counted == sum(p.numel() for p in model.parameters()) == 86_433_024
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"use_shared_relative_position_bias": True}, "use_shared_relative_position_bias"),
+        ({"use_relative_position_bias": True, "image_size": (32, 48)}, "square"),
+        (
+            {"use_relative_position_bias": True, "use_absolute_position_embeddings": True},
+            "position",
+        ),
+    ],
+)
+def test_what_of_beit_is_computed_otherwise_is_refused(
+    settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    T.BeitModel(T.BeitConfig(**(SMALL | settings))).save_pretrained(tmp_path)
+    with pytest.raises(VitcliError, match=told):
+        load_weights(str(tmp_path))
 
 
 MISTAKES: dict[str, list[tuple[str, Any]]] = {
