@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.images.preprocess import Box
 from vitcli.ui.console import note
 from vitcli.ui.style import COLUMN, DPI, PAGE, RC, plain_text
+
+if TYPE_CHECKING:  # a help or a usage error imports neither
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vitcli.images.preprocess import Box
 
 SUFFIXES = (".png", ".svg", ".pdf")
 WIDTHS = {"column": COLUMN, "page": PAGE}
@@ -119,6 +122,8 @@ LONGEST_SIDE = 448
 
 def shrunk(picture: Any) -> NDArray[np.uint8]:
     """A Pillow picture as (height, width, 3), its longer side at most LONGEST_SIDE."""
+    import numpy as np
+
     factor = min(1.0, LONGEST_SIDE / max(picture.size))
     size = tuple(max(1, round(side * factor)) for side in picture.size)
     small: NDArray[np.uint8] = np.asarray(picture.convert("RGB").resize(size, reducing_gap=2.0))
@@ -137,6 +142,8 @@ def lay(values: Any, box: Box, height: int, width: int) -> NDArray[np.float64]:
     A pixel has the value of the patch under its center: what the encoder cannot tell apart is not
     made smooth.
     """
+    import numpy as np
+
     grid = np.asarray(values, dtype=np.float64)
     left, top, right, bottom = box
     row = np.floor((np.arange(height) + 0.5 - top) / (bottom - top) * grid.shape[0]).astype(int)

@@ -76,7 +76,7 @@ def test_kinds_of_inputs_make_a_job(photos: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["{photos}", "--out", "{tmp}/o", "--shard", "4/3"], "not a shard"),
-        (["{photos}", "--out", "{tmp}/o", "--tokens", "dust"], "--tokens dust: unknown kind"),
+        (["{photos}", "--out", "{tmp}/o", "--tokens", "dust"], "--tokens dust: unknown"),
         (["{photos}", "--out", "{tmp}/o", "--layers", "a"], "is not a list of layers"),
         (["{photos}", "--out", "{tmp}/o", "--layers", "3"], "does not have this layer"),
         (["@/dev/zero", "--out", "{tmp}/o"], "is a device, not a list"),

@@ -212,8 +212,8 @@ def test_an_encoder_with_a_hole_says_where_it_begins(photo: Path, tmp_path: Path
     "arguments, said",
     [
         (["--tokens", "cls"], "--out"),
-        (["--out", "x.npz", "--tokens", "patches"], "unknown kind"),
-        (["--out", "x.npz", "--tokens", "register"], "does not have them"),
+        (["--out", "x.npz", "--tokens", "patches"], "--tokens patches: unknown"),
+        (["--out", "x.npz", "--tokens", "register"], "does not have such tokens"),
         (["--out", "x.csv"], ".safetensors"),
         (["--out", "missing/x.npz"], "the folder is missing"),
         (["--plot", "x.gif"], ".png"),
@@ -228,7 +228,7 @@ def test_an_encoder_with_a_hole_says_where_it_begins(photo: Path, tmp_path: Path
         (["--background", "no-color"], "no-color"),
         (["--no-such-option"], "no-such-option"),
         (["--every", "0"], "every"),
-        (["--position", "rope2d", "--pos-resize", "bicubic"], "no position table"),
+        (["--position", "rope2d", "--pos-resize", "bicubic"], "does not have a position table"),
     ],
 )
 def test_bad_usage_is_exit_code_2_and_one_reason(arguments: list[str], said: str) -> None:

@@ -123,5 +123,5 @@ def test_colors_are_fitted_over_more_images_than_are_drawn(
 
 
 def test_a_query_outside_the_first_image(photos: list[str]) -> None:
-    with pytest.raises(VitcliError, match="5 rows and 11 columns"):
+    with pytest.raises(VitcliError, match="rows 0 to 4 and columns 0 to 10"):
         analysis.encode(model(), photos, around=FeatureCollector(query="6,2"))

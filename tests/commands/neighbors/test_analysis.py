@@ -117,7 +117,7 @@ def test_pictures_are_those_of_the_rows(place: Path) -> None:
 
 
 def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitcliError, match=r"bad\.png: has no vector: unsupported"):
+    with pytest.raises(VitcliError, match=r"bad\.png: its vector is missing \(unsupported"):
         neighbors(place / "out", "bad.png")
     with pytest.raises(VitcliError, match="No such file"):
         neighbors(place / "out", "gone.png")
@@ -169,7 +169,7 @@ def test_classes_are_counted_and_frame_equal_thumbnails(tmp_path: Path) -> None:
     assert {axes.images[0].get_array().shape for axes in panels} == {(160, 160, 3)}
     frames = [axes.spines["top"].get_edgecolor() for axes in panels]
     assert len(set(frames[:4])) == 1 and len(set(frames[4:])) == 1 and frames[0] != frames[-1]
-    assert "3 of 7 are of its class (light), as 42.9% of all are" in str(result)
+    assert "3 of 7 neighbors are of its class (light), which is 42.9% of all images" in str(result)
 
 
 def test_a_folder_of_the_first_release_is_read_and_not_written(place: Path, tmp_path: Path) -> None:

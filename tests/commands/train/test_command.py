@@ -111,7 +111,7 @@ def test_usage_errors_are_one_line() -> None:
         (["--set", "encoder.head=tanh"], "training classifies 4 classes"),
         (["--show-data", "sheet.nonsense"], "cannot draw"),
         (["--pool", "none"], "pooled vector"),
-        (["--position", "rope2d", "--pos-resize", "bicubic"], "no position table"),
+        (["--position", "rope2d", "--pos-resize", "bicubic"], "does not have a position table"),
         (["--plot", "a.gif"], "cannot draw"),
     ):
         code, out, err = invoke("train-shapes", *SETS, *words)
