@@ -59,7 +59,7 @@ def report(error: BaseException) -> int:
         complain(f"{where}{error.strerror or error}", hint)
         return 1
     if _out_of_memory(error):
-        complain("out of memory", "a smaller batch, image or encoder")
+        complain("out of memory", "use a smaller batch, image or encoder")
         return 1
     complain(
         f"{type(error).__name__}: {error}",
@@ -118,7 +118,7 @@ def _verbosity() -> list[Any]:
                 callback=_quiet,
                 is_eager=True,
                 expose_value=False,
-                help="Print the answer and errors alone.",
+                help="Print only results and errors.",
             ),
         ] = False,
         verbose: Annotated[

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import sys
@@ -80,6 +81,18 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 as_new(file)
                 sync(file)
             part.replace(path)
+
+
+def check_parent(path: Path) -> None:
+    """Refuse a file whose folder is missing, before the work that it is to hold.
+
+    Raises:
+        VitcliError: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise VitcliError(
+            f"{path}: there is no folder {path.parent}", f"mkdir -p {shlex.quote(str(path.parent))}"
+        )
 
 
 @contextlib.contextmanager

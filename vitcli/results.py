@@ -180,7 +180,7 @@ def _console() -> Any:
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedSetting:
     """One setting of the encoder and who decided it: the tensors, a config's key, the user."""
 
     key: str
@@ -206,7 +206,7 @@ class LoadReport:
     tensors_dropped: tuple[str, ...]
     stored_dtypes: tuple[str, ...]
     dtype: str
-    settled: tuple[Settled, ...]
+    settled: tuple[ResolvedSetting, ...]
     preprocess_by: str | None
     preprocess: Mapping[str, Any] | None = None
     tensors_resized: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from vitcli.checkpoints.detect import detect, summary, tower_config
 from vitcli.checkpoints.family import Family, Variant, fused
 from vitcli.checkpoints.load import plan_weights
 from vitcli.checkpoints.match import assign, check, foreign_names
-from vitcli.checkpoints.resolve import settle
+from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.checkpoints.tensors import lazy
 from vitcli.config.load import parse_setting
 from vitcli.config.schema import EncoderConfig
@@ -124,12 +124,12 @@ def test_settle_says_who_decided_and_asks_for_the_rest() -> None:
     match = assign(given, TOY, "", {name: name for name in given})
     shapes = {"front_end.projection.weight": (16, 3, 8, 8), "vit.norm.weight": (16,)}
     with pytest.raises(VitcliError, match="say heads, norm_eps, activation, pooling of this toy"):
-        settle(match, shapes, None, None, [])
+        resolve_settings(match, shapes, None, None, [])
     chosen = ("heads=2", "norm_eps=1e-5", "activation=gelu", "pooling=mean", "mlp_hidden=8")
     given_settings = [parse_setting(f"encoder.{text}") for text in chosen]
     given_settings += [parse_setting("encoder.position=none"), parse_setting("encoder.depth=1")]
     with pytest.raises(VitcliError, match=r"encoder\.depth=1 says depth = 1, the tensors say 0"):
-        settle(match, shapes, None, None, given_settings)
+        resolve_settings(match, shapes, None, None, given_settings)
 
 
 def test_parts_beside_the_tower_are_counted_by_what_they_are() -> None:

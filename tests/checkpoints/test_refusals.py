@@ -135,7 +135,7 @@ def test_another_model_type_with_the_same_names_is_refused(tmp_path: Path) -> No
 )
 def test_what_nothing_tells_names_the_option(gone: str, key: str, tmp_path: Path) -> None:
     told = refusal(reconfigured(vit_folder(tmp_path), **{gone: None}))
-    assert f"say {key} " in told
+    assert f"give {key}" in told
     assert "--preset NAME" in told and f"--set encoder.{key}=VALUE" in told
 
 
@@ -335,7 +335,7 @@ def test_hub_ids_in_a_fresh_process(tmp_path: Path) -> None:
         command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert done.returncode == 2
-    assert "not in the hub's cache, and the hub is not reached" in " ".join(done.stderr.split())
+    assert "not in the hub's cache, and the hub cannot be reached" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
@@ -349,7 +349,7 @@ def test_without_a_network_there_are_two_lines_and_no_second_try(tmp_path: Path)
     )
     assert done.returncode == 2
     first, second = done.stderr.splitlines()
-    assert "the hub is not reached" in first and second.strip().startswith("try:")
+    assert "the hub cannot be reached" in first and second.strip().startswith("try:")
 
 
 def test_hub_ids_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.checkpoints.resolve import table_grids, told_by_shapes
+from vitcli.checkpoints.resolve import settings_from_shapes, table_grids
 from vitcli.config.schema import EncoderConfig
 
 CONFIGS = {
@@ -25,7 +25,7 @@ def test_what_is_told_is_what_was_built(name: str) -> None:
     base = {"hidden": 16, "depth": 3, "heads": 2, "mlp_hidden": 40, "image_size": (32, 32)}
     config = EncoderConfig.model_validate(base | {"patch_size": 8} | CONFIGS[name])
     shapes = {n: tuple(t.shape) for n, t in build_meta(config).state_dict().items()}
-    told = told_by_shapes(shapes)
+    told = settings_from_shapes(shapes)
     plain = config.model_dump()
     for key, value in told.items():
         section, _, inner = key.partition(".")

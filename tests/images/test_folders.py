@@ -141,5 +141,5 @@ def test_the_same_bytes_in_two_classes_or_two_splits_are_found(tmp_path: Path) -
 def test_a_folder_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VitcliError, match="no such folder"):
         read_folder(tmp_path / "none")
-    with pytest.raises(VitcliError, match="no images in there"):
+    with pytest.raises(VitcliError, match="contains no images"):
         read_folder(tmp_path)

@@ -240,7 +240,7 @@ def _told_apart(
             f"--set encoder.{key}={value} ({family.name})" for (family, _, _), (key, value) in twins
         )
         raise VitcliError(
-            f"{source}: {names} have the same tensor names, and nothing says which this is",
+            f"{source}: {names} have the same tensor names, and no config says which one this is",
             f"config.json beside the weights, {NAME_A_PRESET}, {choices}",
         )
     return [fit for fit in fits if fit not in strangers]
@@ -287,7 +287,7 @@ def _refusal(
     prefix: str | None,
 ) -> VitcliError:
     """What the checkpoint is, and that it is not read."""
-    listed = "`vitcli families` lists what is supported"
+    listed = "list what is supported: vitcli families"
     config = configs.get("config.json", {})
     if "open_clip_config.json" in configs or {"architecture", "model_type"} & config.keys():
         listed += "; `--engine reference` runs it by its own library"

@@ -84,7 +84,8 @@ def _reported(source: str) -> Iterator[None]:
         yield
     except LocalEntryNotFoundError as error:
         raise VitcliError(
-            f"--weights {source}: no such path, not in the hub's cache, and the hub is not reached",
+            f"--weights {source}: no such path, not in the hub's cache, "
+            "and the hub cannot be reached",
             "check the id and the network, or give a local directory",
         ) from error
     except (OSError, ValueError) as error:  # the hub's HTTP errors are OSErrors
@@ -135,4 +136,4 @@ def _listed(repo: str, revision: str | None) -> list[str]:
         chosen = [n for n in top if any(Path(n).match(pattern) for pattern in patterns)]
         if chosen:
             return chosen
-    raise VitcliError(f"--weights {repo}: the repository holds no weights", "check the id")
+    raise VitcliError(f"--weights {repo}: the repository has no weights", "check the id")

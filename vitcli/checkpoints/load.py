@@ -22,7 +22,7 @@ from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, From
 from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
-from vitcli.checkpoints.resolve import settle
+from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.config.load import (
     NAME_A_PRESET,
     Layers,
@@ -38,7 +38,7 @@ from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_folder
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.results import LoadReport, Settled
+from vitcli.results import LoadReport, ResolvedSetting
 
 OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
 """vitcli's own snapshots, whose names and config are ours already."""
@@ -119,7 +119,7 @@ class Plan:
     checkpoint: Checkpoint
     match: Match
     parts: Mapping[str, Part]
-    settled: tuple[Settled, ...]
+    settled: tuple[ResolvedSetting, ...]
     preprocess_by: str | None
     notes: tuple[str, ...] = ()
 
@@ -193,7 +193,7 @@ def plan_weights(
     parts = match.parts
     shapes = {n: shape for n, part in parts.items() if (shape := part.try_shape()) is not None}
     foreign = configs.get(family.config_file)
-    config, settled = settle(match, shapes, foreign, preset, overrides)
+    config, settled = resolve_settings(match, shapes, foreign, preset, overrides)
     if config.encoder.attention.qk_norm == "head":
         parts = {_per_head(name): part for name, part in parts.items()}
     encoder = build_meta(config.encoder)

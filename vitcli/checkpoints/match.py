@@ -81,8 +81,8 @@ class Match:
     """Our state-dict names to what they are made from; incomplete parts included."""
     used: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
-    told: dict[str, Any] = field(default_factory=dict)
-    """Settings that single foreign tensors tell, by Family.tells."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that single foreign tensors give, by Family.tells."""
     left: set[str] = field(default_factory=set)
     """Names in the tower that are neither used nor matched by a drop rule."""
     outside: set[str] = field(default_factory=set)
@@ -176,7 +176,7 @@ def assign(
     for key, tell in family.tells.items():
         teller = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
         if teller is not None:
-            match.told[key] = tell.read(tensors[spelled[teller]])
+            match.settings[key] = tell.read(tensors[spelled[teller]])
     return match
 
 
@@ -274,7 +274,7 @@ def check(
     if problems:
         raise VitcliError(
             f"the tensors do not make a {match.family.name} encoder: " + " | ".join(problems),
-            "nothing was loaded; is the file whole, and its config its own?",
+            "check that the file is complete and that config.json belongs to it",
         )
 
 

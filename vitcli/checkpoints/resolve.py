@@ -22,7 +22,7 @@ from vitcli.config.schema import ModelConfig
 from vitcli.config.variants import POSITIONS
 from vitcli.config.yaml import Size, as_tuple, dotted
 from vitcli.errors import VitcliError
-from vitcli.results import Settled
+from vitcli.results import ResolvedSetting
 
 Shapes = Mapping[str, tuple[int, ...]]
 """State-dict names of ours to shapes."""
@@ -40,43 +40,43 @@ MODULES = {
 _BLOCK = re.compile(r"vit\.blocks\.(\d+)\.(.+)")
 
 
-def told_by_shapes(shapes: Shapes) -> dict[str, Any]:
+def settings_from_shapes(shapes: Shapes) -> dict[str, Any]:
     """Dotted keys of EncoderConfig that the tensors decide, image size and heads left out.
 
     A key stands for what any block has, so that a tensor lost from one block is missed later.
     """
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     patch = shapes.get("front_end.projection.weight", ())
     if len(patch) == 4:
-        told |= {"hidden": patch[0], "channels": patch[1], "patch_size": patch[2]}
+        found |= {"hidden": patch[0], "channels": patch[1], "patch_size": patch[2]}
     for key, module in MODULES.items():
-        told[key] = any(name.startswith(module) for name in shapes)
-    told["registers"] = shapes.get("front_end.prefix.registers", (0,))[0]
-    told |= _blocks(shapes)
+        found[key] = any(name.startswith(module) for name in shapes)
+    found["registers"] = shapes.get("front_end.prefix.registers", (0,))[0]
+    found |= _blocks(shapes)
     if any(name.startswith("pooling.") for name in shapes):
         mlp = any(name.startswith("pooling.feed_forward.") for name in shapes)
-        told["pooling"] = "map" if mlp else "query"
+        found["pooling"] = "map" if mlp else "query"
     pool_mlp = shapes.get("pooling.feed_forward.fc1.weight", (None,))[0]
-    if pool_mlp != told.get("mlp_hidden"):
-        told["pool_mlp_hidden"] = pool_mlp
+    if pool_mlp != found.get("mlp_hidden"):
+        found["pool_mlp_hidden"] = pool_mlp
     if not any(name.startswith("head.") for name in shapes):
-        told |= {"head": "none", "head_out": None}
+        found |= {"head": "none", "head_out": None}
     for name in ("head.linear.weight", "head.cls.weight", "head.fc2.weight"):
         if name in shapes:
-            told["head_out"] = shapes[name][0]
-    return told
+            found["head_out"] = shapes[name][0]
+    return found
 
 
 def _blocks(shapes: Shapes) -> dict[str, Any]:
     blocks: dict[str, tuple[int, ...]] = {}
     depth = 0
     for name, shape in shapes.items():
-        if found := _BLOCK.fullmatch(name):
-            depth = max(depth, int(found[1]) + 1)
-            blocks.setdefault(found[2], shape)
-    told: dict[str, Any] = {"depth": depth}
-    told["norm"] = "layernorm" if "norm1.bias" in blocks else "rmsnorm"
-    told["attention.qkv_bias"] = (
+        if block := _BLOCK.fullmatch(name):
+            depth = max(depth, int(block[1]) + 1)
+            blocks.setdefault(block[2], shape)
+    found: dict[str, Any] = {"depth": depth}
+    found["norm"] = "layernorm" if "norm1.bias" in blocks else "rmsnorm"
+    found["attention.qkv_bias"] = (
         "qkv"
         if "attention.qkv.bias" in blocks
         else "qv"
@@ -84,22 +84,22 @@ def _blocks(shapes: Shapes) -> dict[str, Any]:
         else "none"
     )
     if "attention.q_norm.weight" in blocks:
-        told["attention.qk_norm_kind"] = (
+        found["attention.qk_norm_kind"] = (
             "layernorm" if "attention.q_norm.bias" in blocks else "rmsnorm"
         )
         whole = blocks["attention.q_norm.weight"] == blocks.get("norm1.weight")
-        told["attention.qk_norm"] = "width" if whole else "head"
+        found["attention.qk_norm"] = "width" if whole else "head"
         if not whole and blocks.get("norm1.weight"):
-            told["heads"] = blocks["norm1.weight"][0] // blocks["attention.q_norm.weight"][0]
+            found["heads"] = blocks["norm1.weight"][0] // blocks["attention.q_norm.weight"][0]
     else:
-        told["attention.qk_norm"] = "none"
-    told["attention.inner_norm"] = "attention.norm.weight" in blocks
-    told["mlp_norm"] = "feed_forward.norm.weight" in blocks
+        found["attention.qk_norm"] = "none"
+    found["attention.inner_norm"] = "attention.norm.weight" in blocks
+    found["mlp_norm"] = "feed_forward.norm.weight" in blocks
     first, second = blocks.get("feed_forward.fc1.weight"), blocks.get("feed_forward.fc2.weight")
     if first and second and len(second) == 2:
-        told["mlp_hidden"] = second[1]
-        told["mlp"] = "gated" if first[0] == 2 * second[1] else "plain"
-    return told
+        found["mlp_hidden"] = second[1]
+        found["mlp"] = "gated" if first[0] == 2 * second[1] else "plain"
+    return found
 
 
 def has_layer_scale(shapes: Shapes) -> bool:
@@ -152,28 +152,28 @@ class _Claims:
     """Values by dotted key, with their origin; the first claim of a key stands."""
 
     def __init__(self) -> None:
-        self.settled: dict[str, Settled] = {}
+        self.resolved: dict[str, ResolvedSetting] = {}
 
     def add(self, values: Mapping[str, Any], by: str | Mapping[str, str]) -> None:
         for key, value in values.items():
             origin = by if isinstance(by, str) else by[key]
-            self.settled.setdefault(key, Settled(key, value, origin))
+            self.resolved.setdefault(key, ResolvedSetting(key, value, origin))
 
     def values(self) -> dict[str, Any]:
-        return {key: settled.value for key, settled in self.settled.items()}
+        return {key: setting.value for key, setting in self.resolved.items()}
 
     def get(self, key: str) -> Any:
-        return self.settled[key].value if key in self.settled else None
+        return self.resolved[key].value if key in self.resolved else None
 
     def agree(self, key: str, value: Any, by: str) -> None:
         """The tensors' value of `key` against another claim."""
-        stands = self.settled.get(key)
+        stands = self.resolved.get(key)
         if stands is not None and stands.value != value:
             raise VitcliError(
                 f"{by} says {key} = {_shown(value)}, {stands.by} say {_shown(stands.value)}",
                 f"leave out {by}: weights have the shape they were trained with"
                 if by.startswith("--")
-                else "are these the config and the weights of the same model?",
+                else "use the config and the weights of the same model",
             )
 
 
@@ -181,13 +181,13 @@ def _shown(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def settle(
+def resolve_settings(
     match: Match,
     shapes: Shapes,
     foreign: Mapping[str, Any] | None,
     preset: ModelConfig | None,
     overrides: Sequence[Setting],
-) -> tuple[ModelConfig, tuple[Settled, ...]]:
+) -> tuple[ModelConfig, tuple[ResolvedSetting, ...]]:
     """The model's config, and who decided each setting of the encoder.
 
     Args:
@@ -224,16 +224,16 @@ def settle(
         raise VitcliError(
             f"the patch embedding of a {family.name} encoder is a convolution, here its weight is "
             f"{_shown(patch)}",
-            "is config.json, with its model_type, beside the weights?",
+            "put config.json, with its model_type, beside the weights",
         )
-    told = told_by_shapes(shapes) | match.told
+    found = settings_from_shapes(shapes) | match.settings
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
         chosen.add("head_out")
-    told = {k: v for k, v in told.items() if k not in decided and k not in chosen}
+    found = {k: v for k, v in found.items() if k not in decided and k not in chosen}
     stated = {k: v for k, v in stated.items() if k not in chosen}
     config_says = (decided.get("mlp"), stated.get("mlp"))
-    if told.get("mlp") == "gated" and not match.gate_is_known() and "gated" not in config_says:
+    if found.get("mlp") == "gated" and not match.gate_is_known() and "gated" not in config_says:
         # A first layer of twice the width: which half is the gate, and its activation, are in the
         # code alone. What a config says of a plain MLP is not said of this one.
         for values in (stated, implied, decided):
@@ -244,17 +244,17 @@ def settle(
         needs += ["activation", "mlp"]
         if "gated" not in (user.get("mlp"), preset_values.get("mlp")):
             unproven.append("mlp")
-    claims.add(told, "the tensors")
+    claims.add(found, "the tensors")
     for key, value in user.items():
         claims.agree(key, value, by_user[key])
     for key, value in stated.items():
         if key not in decided:
             claims.agree(key, value, origins[key])
     for key, value in implied.items():
-        if key in SIZES and key in told:
+        if key in SIZES and key in found:
             claims.agree(key, value, origins[key])
     for key in GEOMETRY if preset else ():
-        if key in told and key in preset_values:
+        if key in found and key in preset_values:
             claims.agree(key, preset_values[key], by_preset)
 
     claims.add(user, by_user)
@@ -277,14 +277,13 @@ def settle(
     if turns and not any(key.startswith("rope.") for key in needs):
         needs += ROTATIONS  # a word of the user's is no reason to rotate by the schema's defaults
     needed = dict.fromkeys(needs)
-    if unknown := [key for key in needed if key not in claims.settled or key in unproven]:
+    if unknown := [key for key in needed if key not in claims.resolved or key in unproven]:
         raise VitcliError(
-            f"neither the tensors nor a config say {', '.join(unknown)} "
-            f"of this {family.name} encoder",
+            f"{family.name}: neither the tensors nor a config give {', '.join(unknown)}",
             f"{NAME_A_PRESET}, or " + " ".join(f"--set encoder.{key}=VALUE" for key in unknown),
         )
     config = _validated(claims, preset, overrides)
-    return config, tuple(s for s in claims.settled.values() if not s.key.startswith("_"))
+    return config, tuple(s for s in claims.resolved.values() if not s.key.startswith("_"))
 
 
 def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | None) -> None:
@@ -295,26 +294,26 @@ def _size(claims: _Claims, match: Match, shapes: Shapes, preset: ModelConfig | N
         return
     patch = claims.get("patch_size")
     if patch is None:
-        return  # the patch embedding is missing, which is told later
+        return  # the patch embedding is missing, which is reported later
     prefix = [int(bool(claims.get("cls_token"))) + int(bool(claims.get("dist_token")))]
     if match.family.any_prefix_rows:
         prefix += [0, prefix[0] + int(claims.get("registers") or 0)]
     grid = None
-    if "image_size" not in claims.settled and preset:
+    if "image_size" not in claims.resolved and preset:
         claims.add({"image_size": preset.encoder.image_size}, f"preset {preset.name}")
-    if "image_size" in claims.settled:
+    if "image_size" in claims.resolved:
         size = _SIZE.validate_python(claims.get("image_size"))
         grid = size[0] // patch, size[1] // patch
     found = table_grids(table[0], tuple(prefix), grid)
     if grid is not None and not found:
         raise VitcliError(
-            f"{claims.settled['image_size'].by} says image_size = {_shown(size)}, a grid of "
+            f"{claims.resolved['image_size'].by} says image_size = {_shown(size)}, a grid of "
             f"{_shown(grid)}, but the position table has {table[0]} rows",
-            "are these the config and the weights of the same model?",
+            "use the config and the weights of the same model",
         )
     if len(found) != 1:
         raise VitcliError(
-            f"a position table of {table[0]} rows does not tell the image size",
+            f"a position table of {table[0]} rows does not determine the image size",
             "--set encoder.image_size=HEIGHTxWIDTH",
         )
     k, (height, width) = found[0]
@@ -335,12 +334,12 @@ def _validated(
     if preset:
         preprocess = preset.preprocess.model_dump(mode="python")
         layers.set(Setting(("preprocess",), preprocess, f"preset {preset.name}"))
-    for settled in claims.settled.values():
-        if settled.key.startswith("_"):
+    for claim in claims.resolved.values():
+        if claim.key.startswith("_"):
             continue
-        path = ("encoder", *settled.key.split("."))
-        value = list(settled.value) if isinstance(settled.value, tuple) else settled.value
-        layers.set(Setting(path, value, settled.by))
+        path = ("encoder", *claim.key.split("."))
+        value = list(claim.value) if isinstance(claim.value, tuple) else claim.value
+        layers.set(Setting(path, value, claim.by))
     for setting in overrides:
         if setting.path[0] != "encoder":
             layers.set(setting)
@@ -373,7 +372,7 @@ def read_settings(
             except (ValueError, TypeError, KeyError) as error:
                 raise VitcliError(
                     f"{file}: {key} = {section[key]!r} is not supported in {family.name} ({error})",
-                    "this encoder computes something that is not built here",
+                    "list what is supported: vitcli families",
                 ) from error
             if to.key is not None:
                 stated[to.key] = value
@@ -402,7 +401,7 @@ def _flat_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise VitcliError(
             f"{family.config_file}: {family.library} {error} is not supported",
-            "`vitcli families` lists what is supported",
+            "list what is supported: vitcli families",
         ) from error
 
 

@@ -174,7 +174,7 @@ def _float_gray(image: Image.Image) -> NDArray[np.uint8]:
     low, high = float(samples.min()), float(samples.max())
     if not (low >= 0.0 and high <= 255.0):  # also false for NaN
         raise NotImplementedError(
-            f"floating point samples from {low:.6g} to {high:.6g}: no value is known to be white"
+            f"floating point samples from {low:.6g} to {high:.6g}: the white level is unknown"
         )
     return np.rint(samples * (255.0 if high <= 1.0 else 1.0)).astype(np.uint8)
 
@@ -396,7 +396,7 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
                 f"{label}: begins as {signature.name}, but its header is not readable"
                 + (f": {reason}" if reason else ""),
             ) from error
-        raise ImageError("unsupported", f"{label}: not an image in a format read here") from error
+        raise ImageError("unsupported", f"{label}: not an image in a supported format") from error
     with image:
         if (
             image.format in ("JPEG", "MPO")

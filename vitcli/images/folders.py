@@ -359,8 +359,8 @@ def read_folder(folder: str | Path, any_suffix: bool = False) -> ImageFolder:
         entries = sorted(walk.folder(str(folder)), key=lambda entry: entry.key)
     if not entries:
         left = sum(walk.skipped.values())
-        hint = f"{left:,} files are left out: give images an image suffix" if left else ""
-        raise VitcliError(f"{printable(folder)}: no images in there", hint)
+        hint = f"give the images an image suffix; {left:,} files were left out" if left else ""
+        raise VitcliError(f"{printable(folder)}: contains no images", hint)
     layout = read_layout(entry.name for entry in entries)
     items = tuple(Item(entry, *layout.place(entry.name, entry.label)) for entry in entries)
     classes = class_order(i.label for i in items if i.label is not None and i.split != "other")

@@ -60,7 +60,7 @@ def recognized(path: Path) -> str:
         VitcliError: there is no such folder, or a file of a set cannot be read.
     """
     if not path.is_dir():
-        raise VitcliError(f"{printable(path)}: there is no such folder", EXAMPLE)
+        raise VitcliError(f"{printable(path)}: no such folder", EXAMPLE)
     for kind, (folder, archive, _) in CIFAR.items():
         if (path / folder).is_dir() or (path / archive).is_file():
             return kind
@@ -189,7 +189,7 @@ def read_idx(path: Path, rank: int) -> NDArray[np.uint8]:
     if values.size != count:
         got = "more" if values.size > count else f"{values.size:,}"
         raise VitcliError(
-            f"{where}: has another size than its head says (got {got} values, expected {count:,})",
+            f"{where}: does not match its header (got {got} values, expected {count:,})",
             "use the published file",
         )
     return values.reshape(sizes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
+from vitcli.files import atomic_write, check_parent
 from vitcli.ui.console import note
 from vitcli.ui.style import COLUMN, DPI, PAGE, RC, plain_text
 
@@ -83,8 +83,7 @@ def check_figure_file(plot: Plot | Path | None) -> None:
         return
     if path.suffix.lower() not in SUFFIXES:
         raise VitcliError(f"{path}: cannot draw this format", "one of " + ", ".join(SUFFIXES))
-    if not path.parent.is_dir():
-        raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+    check_parent(path)
 
 
 def count_along_x(axes: Any) -> None:

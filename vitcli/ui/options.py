@@ -60,7 +60,7 @@ EveryOption = Annotated[
     int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
 ]
 BackgroundOption = Annotated[
-    str, typer.Option("--background", metavar="COLOR", help="Behind transparent pixels.")
+    str, typer.Option("--background", metavar="COLOR", help="Color behind transparent pixels.")
 ]
 PrintConfigOption = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")
@@ -135,12 +135,12 @@ class SharedModelOptions:
         model_option(
             "--pos-resize",
             metavar="RULE",
-            help="How a position table follows another size (encoder.position_table.resize).",
+            help="How to interpolate trained position embeddings (encoder.position_table.resize).",
         ),
     ] = None
     seed: Annotated[int, model_option("--seed", help="Seed of random weights.")] = 0
     device: Annotated[
-        str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Where to run.")
+        str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Device to run on.")
     ] = "auto"
     dtype: Annotated[
         str,
@@ -184,7 +184,7 @@ class SourceOptions:
         model_option(
             "--preset",
             metavar="NAME",
-            help="A known encoder (`vitcli presets`), or timm:ARCHITECTURE.",
+            help="A preset (`vitcli presets`), or timm:ARCHITECTURE.",
         ),
     ] = None
     config: Annotated[
@@ -201,7 +201,7 @@ class SourceOptions:
         model_option(
             "--adapter",
             metavar="FILE",
-            help="Low-rank adapters to add: a run's adapter.safetensors, or what PEFT wrote.",
+            help="LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter.",
         ),
     ] = None
     which: Annotated[
@@ -221,7 +221,7 @@ class SourceOptions:
         ),
     ] = None
     registers: Annotated[
-        int | None, model_option("--registers", metavar="N", help="Register tokens.")
+        int | None, model_option("--registers", metavar="N", help="Number of register tokens.")
     ] = None
 
 
@@ -305,10 +305,10 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="|".join([*ENGINES, AUTO]),
-        help="What runs the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
+        help="How to run the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
         "Runtime (extra onnx), the checkpoint's own library (extra reference); auto measures and "
         "remembers.",
-        show_default="onednn where it is there, else eager",
+        show_default="onednn if available, else eager",
     ),
 ]
 
@@ -331,7 +331,7 @@ class SourcesOptions:
     preset: Annotated[
         list[str] | None,
         model_option(
-            "--preset", metavar="NAME", help="A known encoder, or timm:ARCHITECTURE. Repeatable."
+            "--preset", metavar="NAME", help="A preset, or timm:ARCHITECTURE. Repeatable."
         ),
     ] = None
     config: Annotated[
@@ -393,7 +393,7 @@ def parse_counts(text: str | None) -> list[int]:
     """
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() for part in parts):
-        raise VitcliError(f"--registers {text}: expected whole numbers", "for example 0,4")
+        raise VitcliError(f"--registers {text}: expected whole numbers", "--registers 0,4")
     return list(dict.fromkeys(int(part) for part in parts))
 
 

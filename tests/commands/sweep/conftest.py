@@ -64,7 +64,7 @@ class Sweeper:
         text: str,
         *,
         out: Path | None = None,
-        tell: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] = lambda event: None,
         jobs: int | None = None,
         **options: Any,
     ) -> Outcome:
@@ -74,7 +74,7 @@ class Sweeper:
         study = queue(sweep, results, options.pop("retry_failed", False))
         return Runner(
             sweep, COMMAND, results, study, jobs or sweep.jobs,
-            program=self.program, tell=tell, **options,
+            program=self.program, on_event=on_event, **options,
         ).run()  # fmt: skip
 
     def fork(self, work: Callable[[], Any]) -> int:

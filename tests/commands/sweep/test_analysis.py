@@ -145,12 +145,12 @@ def test_jobs_run_at_once_and_share_the_threads(
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     most = 0
 
-    def tell(event: Event) -> None:
+    def on_event(event: Event) -> None:
         nonlocal most
         most = max(most, event.counts.running)
 
     text = HEAD + "grid: {norm: [slow], lr: [1, 2, 3]}\njobs: 3\nmetrics: [result.threads]"
-    sweeper.run(text, tell=tell)
+    sweeper.run(text, on_event=on_event)
     assert most == 3
     assert {t.metrics["threads"] for t in sweeper.report(text).trials} == {"2"}
 
@@ -158,9 +158,9 @@ def test_jobs_run_at_once_and_share_the_threads(
 def test_the_time_left_goes_down_while_a_trial_runs(
     sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "TELL_S", 0.0)
+    monkeypatch.setattr(runner, "EVENT_S", 0.0)
     events: list[Event] = []
-    sweeper.run(HEAD + "grid: {norm: [slow], lr: [1, 2]}", tell=events.append)
+    sweeper.run(HEAD + "grid: {norm: [slow], lr: [1, 2]}", on_event=events.append)
     second = [e.seconds_left for e in events if (e.counts.done, e.counts.running) == (1, 1)]
     assert len(second) > 2
     assert all(a is not None and b is not None and a >= b for a, b in itertools.pairwise(second))
@@ -199,7 +199,7 @@ def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
         sweeper.run("name: two\n" + HEAD)
     (sweeper.folder / "other").mkdir()
     (sweeper.folder / "other" / "precious").touch()
-    with pytest.raises(VitcliError, match="not the directory of a sweep"):
+    with pytest.raises(VitcliError, match="not a sweep directory"):
         sweeper.run(HEAD, out=sweeper.folder / "other")
 
 

@@ -114,21 +114,21 @@ def test_files_of_a_report(toy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either"),
-        (["toy.yaml", "--report", "runs"], "give either"),
-        (["--report", "."], "is not the directory of a sweep"),
+        ([], "expected either"),
+        (["toy.yaml", "--report", "runs"], "expected either"),
+        (["--report", "."], "is not a sweep directory"),
         (["--report", "toy.yaml"], "holds no trials"),
         (["."], "--report ."),
         (["none.yaml"], "cannot read none.yaml"),
         (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
         (["toy.yaml", "--plot", "a.png", "--plot-kind", "pie"], "--plot-kind pie"),
         (["toy.yaml", "--csv", "no/a.csv"], "no folder"),
-        (["--report", "runs", "--jobs", "2"], "--jobs does nothing: --report runs nothing"),
-        (["--report", "runs", "--retry-failed"], "--retry-failed does nothing"),
-        (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort does nothing: --dry-run"),
+        (["--report", "runs", "--jobs", "2"], "--jobs: has no effect (--report runs no trials"),
+        (["--report", "runs", "--retry-failed"], "--retry-failed: has no effect"),
+        (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort: has no effect (--dry-run"),
         (["toy.yaml", "--storage", "sqlite:///a.db"], "--storage: is for a search"),
         (["toy.yaml", "--metric", "scroe"], "--metric scroe: unknown"),
-        (["toy.yaml", "--plot-kind", "bars"], "--plot-kind does nothing: there is no --plot"),
+        (["toy.yaml", "--plot-kind", "bars"], "--plot-kind: has no effect (--plot is missing"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(toy: Path, arguments: list[str], message: str) -> None:
@@ -163,7 +163,7 @@ def test_ctrl_c_is_130_and_what_was_done_stays_done(toy: Path) -> None:
 def test_failures_are_told_where_there_is_nothing_to_draw(toy: Path) -> None:
     toy.write_text("command: train-shapes\ngrid: {name: [crash]}\nmetrics: [result.score]")
     result = run(toy, "--plot", "a.png", code=1)
-    assert "error: it broke" in result.stdout and "nothing to draw" in result.stderr
+    assert "error: it broke" in result.stdout and "no trial has finished yet" in result.stderr
 
 
 def test_a_sweep_that_could_not_run_everything_is_no_success(toy: Path) -> None:

@@ -147,11 +147,11 @@ def test_words() -> None:
     assert "norm pre is above norm post" in comparison_text(made())
     assert "norm pre is worse than norm post" in comparison_text(made(), {"accuracy": "lower"})
     assert comparison_text(made(p_holm=0.2, low=-0.07), {}) == (
-        "norm pre and norm post cannot be told apart (lr 0.001); a difference above 0.070 is "
+        "norm pre and norm post cannot be distinguished (lr 0.001); a difference above 0.070 is "
         "excluded (0.031 [0.010, 0.070], 8 pairs, p 0.2)"
     )
     power = comparison_text(made(p_holm=0.2, seeds_needed=14), {}, 0.02)
-    assert power.endswith("; 14 seeds would settle 0.02")
+    assert power.endswith("; 14 seeds would detect 0.02")
     same = made(difference=0.0, low=0.0, high=0.0, p=None, p_holm=None)
     assert "are equal in every trial" in comparison_text(same)
 

@@ -87,7 +87,7 @@ def test_a_trials_name_does_not_depend_on_how_a_number_is_written() -> None:
 
 
 def test_a_switch_is_on_or_off() -> None:
-    with pytest.raises(VitcliError, match="resume is on or off, not 'false'"):
+    with pytest.raises(VitcliError, match="resume: is a flag"):
         COMMAND.arguments({"resume": "false"})
 
 

@@ -53,7 +53,7 @@ def test_an_error_names_file_line_key_and_what_was_meant(
 
 def test_a_search_stands_alone() -> None:
     search = "search: {trials: 2, metric: a, direction: maximize, space: {lr: [1, 2]}}\n"
-    assert "alone" in refused(HEAD + search + "grid: {norm: [pre]}").message
+    assert "cannot be combined" in refused(HEAD + search + "grid: {norm: [pre]}").message
 
 
 def test_a_pruner_reads_what_the_trial_is_told_to_write(sweeper: Sweeper) -> None:

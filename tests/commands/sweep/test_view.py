@@ -280,9 +280,9 @@ def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sys, "stderr", screen := Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with sweep_progress(2) as tell:
-        tell(Event(Counts(done=1, running=1, failed=0, pruned=0, total=2), 3.0))
-        tell(Event(Counts(done=1, running=0, failed=1, pruned=0, total=2), None, "it broke"))
+    with sweep_progress(2) as on_event:
+        on_event(Event(Counts(done=1, running=1, failed=0, pruned=0, total=2), 3.0))
+        on_event(Event(Counts(done=1, running=0, failed=1, pruned=0, total=2), None, "it broke"))
     before, _, _ = screen.getvalue().partition("it broke")
     last = before.rpartition("note:")[0].rpartition("running")[2]
     assert "\x1b[2K" in last  # erases the line

@@ -270,7 +270,7 @@ def test_each_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     own = local_device(torch.device("cuda"))
-    with pytest.raises(VitcliError, match="8 processes cannot meet: nobody else"), world(own):
+    with pytest.raises(VitcliError, match="8 processes cannot connect: nobody else"), world(own):
         pass
     assert taken == {"current": own, "backend": "nccl", "bound": own} and own.index == 1
     with pytest.raises(VitcliError, match="cannot share one GPU"):

@@ -133,9 +133,7 @@ def embed(
     """
     loaded = as_model(model, by_library=True)
     if loaded.request is None:
-        raise VitcliError(
-            "model: nothing says what it was loaded from", "load it with vitcli.load(...)"
-        )
+        raise VitcliError("model: its source is unknown", "load it with vitcli.load(...)")
     many = [inputs] if isinstance(inputs, str | os.PathLike) else [*inputs]
     kinds = tokens.split(",") if isinstance(tokens, str) else [*tokens]
     options = FolderOptions(
@@ -163,7 +161,7 @@ def embed(
     if cluster not in (None, "ray"):
         raise VitcliError(f"--cluster {cluster}: unknown (expected ray)", "--cluster ray")
     if address and not cluster:
-        raise VitcliError("--address: is that of a cluster", "add --cluster ray")
+        raise VitcliError("--address: is the address of a cluster", "add --cluster ray")
     if cluster:
         from vitcli.commands.embed.ray_cluster import on_ray
 
@@ -270,16 +268,16 @@ def begin_job(
     except OSError as error:
         reason = error.strerror or error
         raise VitcliError(
-            f"--out {printable(out)}: {reason}", "choose a folder with room", exit_code=1
+            f"--out {printable(out)}: {reason}", "choose a folder with more free space", exit_code=1
         ) from error
     if inputs.count == 0:
         inputs.path.unlink()
         if listing.root and out.samefile(listing.root):
             raise VitcliError(
-                f"--out {printable(out)}: is where the images are", "choose another folder"
+                f"--out {printable(out)}: is also the folder of the images", "choose another folder"
             )
         skipped = sum(listing.skipped.values())
-        hint = f"{skipped} files have no image suffix: --any-suffix takes them" if skipped else ""
+        hint = f"add --any-suffix: {skipped:,} files have no image suffix" if skipped else ""
         raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
     if line := seen.line():
         say(line)

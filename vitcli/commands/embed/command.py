@@ -44,13 +44,13 @@ def embed(
     ],
     *,
     model: ModelOptions,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the parts.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the vectors.")],
     tokens: Annotated[
         str,
         _vectors(
             "--tokens",
             metavar="KINDS",
-            help="pooled, output, cls, dist, register, patch; several with commas.",
+            help="Any of pooled, output, cls, dist, register, patch, separated by commas.",
         ),
     ] = Defaults.kind,
     layers: Annotated[
@@ -71,7 +71,7 @@ def embed(
         str, _vectors("--vector-dtype", metavar="TYPE", help="float32 or float16.")
     ] = Defaults.vector_dtype,
     norms: Annotated[
-        bool, _vectors("--norms", help="Also the norms of each layer's tokens.")
+        bool, _vectors("--norms", help="Also write the norms of each layer's tokens.")
     ] = Defaults.norms,
     part_rows: Annotated[
         int,
@@ -91,28 +91,28 @@ def embed(
             "--workers",
             metavar="N",
             min=1,
-            help="Decoding processes.",
+            help="Number of decoding processes.",
             show_default="one per core",
         ),
     ] = Defaults.workers,
     timeout: Annotated[
-        float, _job("--timeout", metavar="S", min=0.001, help="Seconds to decode an image in.")
+        float, _job("--timeout", metavar="S", min=0.001, help="Time limit per image, in seconds.")
     ] = Defaults.timeout_s,
     memory: Annotated[
         float,
         _job("--memory", metavar="GIB", min=0.25, help="Memory of each decoding process."),
     ] = Defaults.memory_bytes / 2**30,
     max_pixels: Annotated[
-        int, _job("--max-pixels", metavar="N", min=1, help="Larger images fail.")
+        int, _job("--max-pixels", metavar="N", min=1, help="Images of more pixels fail.")
     ] = Defaults.max_pixels,
     min_side: Annotated[
-        int, _job("--min-side", metavar="N", min=1, help="Smaller images fail.")
+        int, _job("--min-side", metavar="N", min=1, help="Images with a shorter side fail.")
     ] = Defaults.min_side,
     any_suffix: Annotated[
-        bool, _job("--any-suffix", help="Every file of a folder, whatever its suffix.")
+        bool, _job("--any-suffix", help="Read every file of a folder, whatever its suffix.")
     ] = False,
     shard: Annotated[
-        str, _job("--shard", metavar="I/N", help="Only every N-th part, from the I-th.")
+        str, _job("--shard", metavar="I/N", help="Write only every N-th part, from the I-th.")
     ] = "/".join(map(str, Defaults.shard)),
     retry_failed: Annotated[
         bool, _job("--retry-failed", help="Try the failed rows of finished parts again.")
@@ -122,11 +122,11 @@ def embed(
     ] = Defaults.fail_fast,
     cluster: Annotated[
         str | None,
-        _job("--cluster", metavar="ray", help="Make the parts on a Ray cluster (extra ray)."),
+        _job("--cluster", metavar="ray", help="Run on a Ray cluster (extra ray)."),
     ] = None,
     address: Annotated[
         str | None,
-        _job("--address", metavar="HOST:PORT", help="A running cluster, or auto to find it."),
+        _job("--address", metavar="HOST:PORT", help="Address of a running cluster; auto finds it."),
     ] = None,
     engine: EngineOption = None,
     background: BackgroundOption = "white",
@@ -135,8 +135,8 @@ def embed(
 ) -> None:
     """Turn a folder of images into embeddings, one row per image.
 
-    The same command again goes on where it was stopped; an image that cannot be read is a row
-    with its status (exit code 1). Hidden folders and those of other programs are left out.
+    Run the same command again to continue an interrupted job. An image that cannot be read
+    becomes a row with its status, and the exit code is 1. Hidden folders are skipped.
 
     \b
     Examples:
@@ -208,9 +208,9 @@ def embed(
         first = result.skipped_files[:5]
         kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in first)
         more = " and more" if len(result.skipped_files) > len(first) else ""
-        note(f"left out: {kinds}{more}; --any-suffix takes every file that is not hidden")
+        note(f"left out: {kinds}{more}; --any-suffix reads every file that is not hidden")
     if result.duplicates:
-        note(f"{result.duplicates:,} repetitions among the inputs: each has one row")
+        note(f"{result.duplicates:,} repeated inputs: each has one row")
     stream(stderr=True).print(summary(result), markup=False, soft_wrap=True)
     show(result, output.form)
     if result.failed:

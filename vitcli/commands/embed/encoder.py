@@ -294,7 +294,7 @@ def checked(model: Model, options: FolderOptions) -> FolderOptions:
             elif kind == "patch":
                 why = "images of different sizes have different grids"
             elif options.layers and kind in ("output", "pooled"):
-                why = "it exists at the end of the encoder only"
+                why = "it exists only after the last block"
             hint = "--image-size 224" if kind == "patch" else f"--tokens {','.join(available[:1])}"
             raise VitcliError(f"--tokens {kind}: {why} (expected {', '.join(available)})", hint)
     layers = tuple(sorted({layer_index(layer, c.depth, "--layers") for layer in options.layers}))

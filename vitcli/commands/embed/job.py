@@ -222,7 +222,7 @@ def begin(
         if changes:
             raise VitcliError(
                 f"{printable(folder)} holds another job: {'; '.join(changes)}",
-                "ask for the same again, or choose another --out",
+                "use the same options and inputs, or choose another --out",
             )
         os.replace(inputs.path, folder / INPUTS)  # noqa: PTH105
     except BaseException:
@@ -264,7 +264,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """
     if not (folder / MANIFEST).is_file():
         raise VitcliError(
-            f"{printable(folder)}: no vectors of `vitcli embed` in there",
+            f"{printable(folder)}: contains no vectors of `vitcli embed`",
             f"vitcli embed PATH --out {shlex.quote(printable(folder))}",
         )
     return _load(folder / MANIFEST)
@@ -307,7 +307,7 @@ def iterate_parts(folder: Path, column: str | None = None) -> Iterator[Rows]:
         except PartError as error:
             raise VitcliError(
                 f"{printable(folder)}: {error}",
-                "run the same `vitcli embed` again: it makes that part again",
+                "run the same `vitcli embed` again to rewrite that part",
                 exit_code=1,
             ) from error
         rows.arrays["vector"] = rows.arrays[column]
@@ -471,8 +471,7 @@ def load_saved(folder: Path, device: str = "auto") -> Model:
     model = load_model(request, by_library=True)
     if weights_digest(model.encoder) != manifest["settings"]["weights_sha256"]:
         raise VitcliError(
-            f"{model.weights}: other weights than those that made the vectors in "
-            f"{printable(folder)}",
+            f"{model.weights}: not the weights that made the vectors in {printable(folder)}",
             "embed the images again into another folder",
         )
     return model

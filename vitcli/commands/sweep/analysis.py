@@ -55,7 +55,7 @@ def sweep(
         where: conditions such as `"lr<=0.01"` that reported trials meet.
         sort: a name to sort by, `-name` for the largest first.
         group: keys whose values trials of a group share; by default all that varies but the seeds.
-        power: also say how many seeds would settle a difference of this size.
+        power: also say how many seeds would detect a difference of this size.
         on_event: is called with where the sweep stands.
 
     Raises:
@@ -70,7 +70,7 @@ def sweep(
     loaded, command = read_to_run(file)
     loaded = changed(loaded, **given)
     results = Results(Path(out) if out is not None else Path("runs") / loaded.name)
-    run(loaded, results, command, fail_fast=fail_fast, retry_failed=retry_failed, tell=on_event)
+    run(loaded, results, command, fail_fast=fail_fast, retry_failed=retry_failed, on_event=on_event)
     return report(loaded, results, view, named=True)
 
 
@@ -80,7 +80,7 @@ def changed(sweep: Sweep, **given: Any) -> Sweep:
     if found.storage and not found.search and given.get("storage"):
         raise VitcliError(
             "--storage: is for a search",
-            "leave it out: machines share a grid by its directory, --out on a shared disk",
+            "leave --storage out; machines share a grid by --out on a shared disk",
         )
     return found
 
@@ -105,7 +105,7 @@ def open_directory(place: Path) -> tuple[Sweep, Results]:
         VitcliError: it holds none.
     """
     if not (place / "sweep.yaml").is_file():
-        raise VitcliError(f"{place}: is not the directory of a sweep", "run `vitcli sweep --help`")
+        raise VitcliError(f"{place}: is not a sweep directory", "run `vitcli sweep --help`")
     return load_sweep(place / "sweep.yaml"), Results(place)
 
 
@@ -117,7 +117,7 @@ def run(
     fail_fast: bool = False,
     retry_failed: bool = False,
     program: Sequence[str] | None = None,
-    tell: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> Outcome:
     """Run the trials that are missing.
 
@@ -128,7 +128,7 @@ def run(
     check_search(sweep)
     results.create(sweep.name, sweep.source, sweep.storage)
     study = queue(sweep, results, retry_failed)
-    return Runner(sweep, command, results, study, sweep.jobs, fail_fast, program, tell).run()
+    return Runner(sweep, command, results, study, sweep.jobs, fail_fast, program, on_event).run()
 
 
 KEPT = frozenset({"done", "pruned"})

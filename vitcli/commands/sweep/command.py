@@ -46,15 +46,15 @@ def sweep(
     ] = None,
     report: Annotated[
         Path | None,
-        report_option("--report", metavar="DIR|FILE", help="Run nothing: report what has run."),
+        report_option("--report", metavar="DIR|FILE", help="Report finished trials; run none."),
     ] = None,
     jobs: Annotated[
         int | None,
-        run_option("--jobs", min=1, metavar="N", help="Trials at a time, which share the threads."),
+        run_option("--jobs", min=1, metavar="N", help="Trials that run at the same time."),
     ] = None,
     timeout: Annotated[
         float | None,
-        run_option("--timeout", min=0.001, metavar="S", help="Seconds a trial may take."),
+        run_option("--timeout", min=0.001, metavar="S", help="Time limit per trial, in seconds."),
     ] = None,
     storage: Annotated[
         str | None,
@@ -76,7 +76,9 @@ def sweep(
     ] = False,
     where: Annotated[
         list[str] | None,
-        report_option("--where", metavar="COND", help="Show norm=post, 'lr<=0.01', … Repeatable."),
+        report_option(
+            "--where", metavar="COND", help="Filter: norm=post, 'lr<=0.01', … Repeatable."
+        ),
     ] = None,
     sort: Annotated[
         str | None,
@@ -84,7 +86,7 @@ def sweep(
     ] = None,
     group: Annotated[
         str | None,
-        report_option("--group", metavar="KEY,…", help="Keys whose values a group shares."),
+        report_option("--group", metavar="KEY,…", help="Group trials that agree in these keys."),
     ] = None,
     power: Annotated[
         float | None,
@@ -92,24 +94,22 @@ def sweep(
             "--power",
             min=1e-12,
             metavar="D",
-            help="Say how many seeds would settle a difference of D (extra stats).",
+            help="Print how many seeds would detect a difference of D (extra stats).",
         ),
     ] = None,
     mix_incomplete: Annotated[
         bool,
-        report_option(
-            "--mix-incomplete", help="Sort groups that lack trials or numbers among the others."
-        ),
+        report_option("--mix-incomplete", help="Rank groups with missing trials or numbers too."),
     ] = False,
     each: Annotated[
         bool, report_option("--each", help="One row per trial, not per group.")
     ] = False,
     stale: Annotated[
-        bool, report_option("--stale", help="Also trials the file no longer asks for.")
+        bool, report_option("--stale", help="Include trials that are no longer in the file.")
     ] = False,
     show: Annotated[
         str | None,
-        report_option("--show", metavar="TRIAL", help="All about one trial, with its command."),
+        report_option("--show", metavar="TRIAL", help="Show one trial in full, with its command."),
     ] = None,
     *,
     output: Output,
@@ -126,13 +126,13 @@ def sweep(
     ] = "auto",
     metric: Annotated[
         str | None,
-        report_option("--metric", metavar="NAME", help="What is drawn and compared."),
+        report_option("--metric", metavar="NAME", help="Metric to draw and compare."),
     ] = None,
 ) -> None:
-    """Run a command over a space that a YAML file describes, and report the results.
+    """Run a command for every combination of settings in a YAML file, and report the results.
 
-    Run it again and it runs what is missing. Several processes may run the same sweep,
-    on any machine that sees the directory --out.
+    Run it again to run the missing trials. Several processes may run the same sweep,
+    on any machine that shares the directory --out.
 
     With the extra stats, pairs of levels are compared: 95% intervals, paired by seed.
 
@@ -154,7 +154,7 @@ def sweep(
 
     _check_together(
         {
-            "--report runs nothing": (
+            "--report runs no trials": (
                 report,
                 {
                     "--jobs": jobs,
@@ -164,7 +164,7 @@ def sweep(
                     "--retry-failed": retry_failed,
                 },
             ),
-            "--dry-run has nothing to report": (
+            "--dry-run reports no results": (
                 dry_run,
                 {
                     "--power": power is not None,
@@ -180,7 +180,7 @@ def sweep(
                     "--plot": plot,
                 },
             ),
-            "there is no --plot": (
+            "--plot is missing": (
                 plot.plot is None,
                 {"--plot-kind": plot_kind != "auto"},
             ),
@@ -191,7 +191,7 @@ def sweep(
     reports.check_files(csv, parquet)
     if (file is None) == (report is None):
         raise VitcliError(
-            "sweep: give either a sweep's file to run or --report to read one",
+            "sweep: expected either FILE.yaml to run or --report DIR to read",
             "vitcli sweep FILE.yaml, or vitcli sweep --report DIR",
         )
     loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
@@ -221,7 +221,9 @@ def sweep(
     found = reports.report(loaded, results, view, named=bool(command or storage))
     for name in reports.never_found(found):
         key = loaded.metrics[name].path
-        warn(f"no finished trial has {key}: correct it under metrics, no trial runs again for it")
+        warn(
+            f"no finished trial has {key}: correct its path under metrics; trials do not run again"
+        )
     for path, write in ((csv, reports.write_csv), (parquet, reports.write_parquet)):
         if path:
             write(found, path)
@@ -246,7 +248,9 @@ def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
     for reason, (holds, options) in rules.items():
         idle = [name for name, given in options.items() if given]
         if holds and idle:
-            raise VitcliError(f"{idle[0]} does nothing: {reason}", f"leave out {', '.join(idle)}")
+            raise VitcliError(
+                f"{idle[0]}: has no effect ({reason})", f"leave out {', '.join(idle)}"
+            )
 
 
 def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path, Command | None]:
@@ -284,7 +288,7 @@ def _run(sweep: Sweep, results: Any, command: Command, fail_fast: bool, retry_fa
     # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     total = sweep.search.trials if sweep.search else sweep.size
-    with sweep_progress(total) as tell:
+    with sweep_progress(total) as on_event:
         try:
             outcome = analysis.run(
                 sweep,
@@ -293,10 +297,10 @@ def _run(sweep: Sweep, results: Any, command: Command, fail_fast: bool, retry_fa
                 fail_fast=fail_fast,
                 retry_failed=retry_failed,
                 program=_program(),
-                tell=tell,
+                on_event=on_event,
             )
         except KeyboardInterrupt:
-            note("what has finished is kept; the same command runs the rest")
+            note("finished trials are kept; run the same command to continue")
             raise
     counts = outcome.counts
     if outcome.stopped:
@@ -304,9 +308,9 @@ def _run(sweep: Sweep, results: Any, command: Command, fail_fast: bool, retry_fa
     elif counts.running:
         note(f"{plural(counts.running, 'trial')} still running in another process")
     elif counts.left > outcome.killed:
-        warn(f"{plural(counts.left, 'trial')} left: something still holds their lock files")
+        warn(f"{plural(counts.left, 'trial')} left: another process still holds their lock files")
     if counts.failed and not retry_failed:
-        note(f"{plural(counts.failed, 'trial')} failed; --retry-failed runs again what failed")
+        note(f"{plural(counts.failed, 'trial')} failed; --retry-failed runs them again")
     alone = counts.left and not counts.running
     return 1 if outcome.stopped or counts.failed or outcome.killed or alone else 0
 

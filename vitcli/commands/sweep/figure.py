@@ -75,7 +75,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
         said = (
             f"no finished trial has a number for {metric}"
             if metric
-            else "there is nothing to draw yet"
+            else "no trial has finished yet"
         )
         raise VitcliError(
             f"--plot: {said}", f"name one of {', '.join(report.metrics)} with --metric", exit_code=1

@@ -39,7 +39,7 @@ from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError, install_extra
-from vitcli.files import atomic_write
+from vitcli.files import atomic_write, check_parent
 from vitcli.results import csv_text
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -71,7 +71,7 @@ class View:
     mix_incomplete: bool = False
     """Sort groups with failed, diverged or missing trials among the others, not after them."""
     power: float | None = None
-    """Say how many seeds would settle a difference of this size."""
+    """Say how many seeds would detect a difference of this size."""
 
 
 def report(
@@ -391,8 +391,8 @@ def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
         VitcliError: there is no such folder, or no pyarrow.
     """
     for path in (csv_file, parquet_file):
-        if path and not path.parent.is_dir():
-            raise VitcliError(f"{path}: there is no folder {path.parent}", "make it first")
+        if path:
+            check_parent(path)
     if parquet_file and importlib.util.find_spec("pyarrow") is None:
         raise VitcliError(
             "--parquet needs pyarrow, which is not installed", install_extra("parquet")

@@ -108,7 +108,7 @@ class Comparison:
     p_holm: float | None = None
     pairs: int = 0
     seeds_needed: int | None = None
-    """With `--power D`: seeds per level that would settle a difference of D."""
+    """With `--power D`: seeds per level that would detect a difference of D."""
 
 
 @dataclass(frozen=True)

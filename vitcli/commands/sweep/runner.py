@@ -44,7 +44,7 @@ GRACE_S = 5.0
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in linux/prctl.h
 POLL_S = 0.02
 SLOW_POLL_S = 0.2
-TELL_S = 1.0
+EVENT_S = 1.0
 """How long the time left may stand still."""
 ENDED_FROM_OUTSIDE = frozenset({-1, -2, -9, -15, 130, 137, 143})
 """Exit codes of a process that something else ended: HUP, INT, KILL, TERM, and as shells say it."""
@@ -235,7 +235,7 @@ class Runner:
     jobs: int = 1
     fail_fast: bool = False
     program: Sequence[str] | None = None
-    tell: Callable[[Event], None] = lambda event: None
+    on_event: Callable[[Event], None] = lambda event: None
 
     def __post_init__(self) -> None:
         self._threads = threads_each(self.jobs)
@@ -245,7 +245,7 @@ class Runner:
         self._killed = 0
         self._in_row = 0
         self._stopped = ""
-        self._told_at = 0.0
+        self._event_at = 0.0
 
     def run(self) -> Outcome:
         """Run what is missing. Ctrl-C ends the running trials, which the next call runs again.
@@ -268,7 +268,7 @@ class Runner:
                 self.study.beat([slot.claim for slot in self._slots])
                 for slot in list(self._slots):
                     self._look_at(slot)
-                if time.monotonic() > self._told_at + TELL_S:
+                if time.monotonic() > self._event_at + EVENT_S:
                     self._say()
         except BaseException:
             self._interrupt()
@@ -343,7 +343,7 @@ class Runner:
                 self._count("pruned", f"{slot.claim.id} pruned")
             return
         if code in ENDED_FROM_OUTSIDE:
-            error = f"something ended it (exit code {code}); the next call runs it again"
+            error = f"ended from outside (exit code {code}); the next run of the sweep repeats it"
             self._close(slot, "killed", code, error)
             self.study.give_up(slot.claim, again=False)
             self._count("killed", f"{slot.claim.id}: {error}")
@@ -434,9 +434,9 @@ class Runner:
             self._say(text)
 
     def _say(self, text: str = "") -> None:
-        self._told_at = time.monotonic()
+        self._event_at = time.monotonic()
         counts = self.study.counts()
-        self.tell(Event(counts, self._seconds_left(counts), text))
+        self.on_event(Event(counts, self._seconds_left(counts), text))
 
     def _seconds_left(self, counts: Counts) -> float | None:
         """What is left at the mean time of a trial, shared by all that work on it now."""

@@ -116,7 +116,8 @@ def _option(option: Option, value: Any) -> list[str]:
     if option.is_switch:
         if not isinstance(value, bool):
             raise VitcliError(
-                f"{option.name} is on or off, not {value!r}", f"{option.name}: true or false"
+                f"{option.name}: is a flag (got {value!r}, expected true or false)",
+                f"{option.name}: true",
             )
         chosen = option.flag if value else option.off_flag
         return [chosen] if chosen else []
@@ -439,6 +440,6 @@ class SweepSection(Section):
     curve: CurveSection | None = None
     jobs: PositiveInt = 1
     timeout: PositiveFloat | None = None
-    """Seconds a trial may take."""
+    """Time limit per trial, in seconds."""
     max_failures_in_row: PositiveInt | None = 5
     storage: str | None = None

@@ -178,7 +178,7 @@ class _Reader:
                 raise self.fail((drawn, "space"), "nothing varies", "name an option and its range")
         if section.search and (grid or zipped or section.random):
             raise self.fail(
-                ("search",), "stands alone: it cannot be crossed with grid, zip or random",
+                ("search",), "cannot be combined with grid, zip or random",
                 "list the other values as choices in search.space",
             )  # fmt: skip
         if section.search and section.search.pruner:
@@ -186,7 +186,7 @@ class _Reader:
         if command and section.storage and not section.search:
             raise self.fail(
                 ("storage",), "is for a search",
-                "leave it out: machines share a grid by its directory, --out on a shared disk",
+                "leave --storage out; machines share a grid by --out on a shared disk",
             )  # fmt: skip
         repeat = self._repeat(command)
         parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
@@ -260,7 +260,7 @@ class _Reader:
         name = self.section.command
         if name not in self.commands:
             hint = nearest(name, sorted(self.commands))
-            raise self.fail(("command",), f"there is no command `vitcli {name}`", hint)
+            raise self.fail(("command",), f"`vitcli {name}` is not a command", hint)
         return self.commands[name]
 
     def _known(self, path: tuple[str, ...], key: str, command: Command | None) -> None:

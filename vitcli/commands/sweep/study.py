@@ -278,7 +278,7 @@ def remote_trials(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         return {}
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        text = f"storage {masked_url(sweep.storage)}: is not that of a sweep ({reason})"
+        text = f"storage {masked_url(sweep.storage)}: is not the storage of a sweep ({reason})"
         raise VitcliError(text, "check the URL") from error
     found: dict[str, SweepTrial] = {}
     where = Path(masked_url(sweep.storage))

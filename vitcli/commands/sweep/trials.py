@@ -270,7 +270,7 @@ class Results:
         """
         if self.root.is_dir() and not self.sweep_file.exists() and self._foreign():
             raise VitcliError(
-                f"{self.root}: is not the directory of a sweep, and not empty",
+                f"{self.root}: is not a sweep directory and is not empty",
                 "name an empty directory with --out",
             )
         (self.root / "trials").mkdir(parents=True, exist_ok=True)

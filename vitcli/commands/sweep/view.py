@@ -95,12 +95,12 @@ def comparison_text(
     else:
         excluded = max(abs(low), abs(high))
         said = (
-            f"{first} and {second} cannot be told apart{at}; a difference above "
+            f"{first} and {second} cannot be distinguished{at}; a difference above "
             f"{excluded:.{digits}f} is excluded ({difference:.{digits}f} {interval}, {count}, {p})"
         )
     if power_for is not None:
         needed = f"{c.seeds_needed:,}" if c.seeds_needed else "more than a million"
-        said += f"; {needed} seeds would settle {power_for:g}"
+        said += f"; {needed} seeds would detect {power_for:g}"
     return said
 
 
@@ -320,7 +320,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
     with progress("", timed=False) as bar:
         bar(0, total, "starting")
 
-        def tell(event: Event) -> None:
+        def on_event(event: Event) -> None:
             nonlocal ended
             if event.text:
                 note(event.text)
@@ -330,7 +330,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
                 bar.line(words)
             ended = now
 
-        yield tell
+        yield on_event
 
 
 def _standing(event: Event) -> str:

@@ -1,1 +1,1 @@
-"""Does it train?"""
+"""Train an encoder on images, or on synthetic shapes."""

@@ -268,8 +268,10 @@ def images_config(request: TrainRequest, source: Model | None = None) -> ImagesR
     """
     config = request.run_config(ImagesRun, IMAGES_RECIPE, source.config if source else None)
     if config.data.path is None:
-        raise VitcliError("there is nothing to train on", "name a folder: vitcli train DATA")
-    return settled(config, config.encoder.head_out or 1)
+        raise VitcliError(
+            "DATA: is missing (expected a folder of images)", "name a folder: vitcli train DATA"
+        )
+    return with_classes(config, config.encoder.head_out or 1)
 
 
 def run_images(
@@ -347,11 +349,11 @@ def for_classes(request: TrainRequest, config: Run, classes: tuple[str, ...]) ->
                 f"{setting.source}: training classifies {len(classes)} classes",
                 f"leave {'.'.join(setting.path)} out: the classifier follows the data",
             )
-    named = settled(config, len(classes))
+    named = with_classes(config, len(classes))
     return named.model_copy(update={"classes": tuple(classes)})
 
 
-def settled(config: Run, classes: int) -> Run:
+def with_classes(config: Run, classes: int) -> Run:
     """The config as it is run: a classifier for the classes, preprocessing to the input's size.
 
     Raises:
@@ -425,8 +427,8 @@ def run(
             trainer.writers.append(event_writer(directory.path / "tensorboard", trainer.step))
         if left := data.train_size % config.train.batch:
             say(
-                f"{left:,} of {data.train_size:,} training images per epoch are in no batch of "
-                f"{config.train.batch}: other ones each time"
+                f"each epoch leaves out {left:,} of {data.train_size:,} training images, which do "
+                f"not fill a batch of {config.train.batch}; every epoch draws others"
             )
         outcome = trainer.run()
         test = None
@@ -483,8 +485,8 @@ def resumed(
             learning_rate(step, total, now.lr, warmup, "cosine", now.min_lr) for total in (old, new)
         ]
         say(
-            f"the cosine now ends at step {new} in place of {old}: at step {step} the rate goes "
-            f"from {rates[0]:.2e} to {rates[1]:.2e}"
+            f"the cosine now ends at step {new} instead of {old}: the learning rate at step {step} "
+            f"changes from {rates[0]:.2e} to {rates[1]:.2e}"
         )
     if processes.first:
         directory.write_config(config)
@@ -506,15 +508,15 @@ def started(
     if source is None:
         if request.classes:
             raise VitcliError(
-                "--classes names the outputs of weights to start from", "add --weights SOURCE"
+                "--classes: needs the weights whose outputs it names", "add --weights SOURCE"
             )
         return start_encoder(config.encoder, config.train)
     names, outputs = request.classes or source.config.classes, source.config.encoder.head_out
     if request.classes and len(request.classes) != (outputs or 0):
         raise VitcliError(
-            f"--classes: has another number of names than the weights have outputs (got "
-            f"{len(request.classes)}, expected {outputs or 0})",
-            "give a line per output, empty for one that is no class here",
+            f"--classes: wrong number of names (got {len(request.classes)}, expected "
+            f"{outputs or 0}, one per output of the weights)",
+            "write one line per output; leave it empty for an output that is not a class here",
         )
     mapped = map_outputs(names, data.classes) if names and len(names) == outputs else None
     if mapped is not None:

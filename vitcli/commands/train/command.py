@@ -74,7 +74,8 @@ class TrainOptions(ModelOptions):
     """The model, the recipe, and where the run goes."""
 
     seed: Annotated[
-        int | None, model_option("--seed", help="Of weights, data, order and dropout. Default: 0.")
+        int | None,
+        model_option("--seed", help="Seed of weights, data, order and dropout. Default: 0."),
     ] = None  # type: ignore[assignment]
     dtype: Annotated[
         str | None,
@@ -91,7 +92,7 @@ class TrainOptions(ModelOptions):
         train_option(
             "--warmup",
             metavar="FRACTION|STEPS",
-            help="Linear warm-up; below 1, a fraction of all steps.",
+            help="Steps of linear warm-up; below 1, a fraction of all steps.",
             key="warmup",
         ),
     ] = None
@@ -114,7 +115,7 @@ class TrainOptions(ModelOptions):
         train_option(
             "--clip-grad",
             metavar="NORM",
-            help="Largest norm of the gradient.",
+            help="Clip the gradient to this norm.",
             key="clip_grad",
         ),
     ] = None
@@ -124,7 +125,7 @@ class TrainOptions(ModelOptions):
             "--freeze", metavar="encoder", help="Train the classifier alone.", key="freeze"
         ),
     ] = None
-    compile: Annotated[bool, train_option("--compile", help="Compile the model.")] = False
+    compile: Annotated[bool, train_option("--compile", help="Use torch.compile.")] = False
     out: Annotated[
         Path | None,
         train_option("--out", metavar="DIR", help="Run directory: metrics, snapshots, weights."),
@@ -143,22 +144,25 @@ class TrainOptions(ModelOptions):
         adapter_option(
             "--lora",
             metavar="BLOCK:HEAD",
-            help="Train an adapter on this head, both from 1. Repeatable.",
+            help="Train a LoRA adapter on this head; both count from 1. Repeatable.",
         ),
     ] = None
     lora_rank: Annotated[
         int | None,
-        adapter_option("--lora-rank", metavar="R", help="Width of each adapter.", key="lora.rank"),
+        adapter_option("--lora-rank", metavar="R", help="Rank of each adapter.", key="lora.rank"),
     ] = None
     lora_alpha: Annotated[
         float | None,
         adapter_option(
-            "--lora-alpha", metavar="A", help="Scale is alpha / rank.", key="lora.alpha"
+            "--lora-alpha",
+            metavar="A",
+            help="The adapters' scale is alpha / rank.",
+            key="lora.alpha",
         ),
     ] = None
     lora_on: Annotated[
         str | None,
-        adapter_option("--lora-on", metavar="PARTS", help="Some of q,k,v.", key="lora.on"),
+        adapter_option("--lora-on", metavar="PARTS", help="Any of q,k,v.", key="lora.on"),
     ] = None
     train_head: Annotated[
         bool, adapter_option("--train-head", help="Train the classifier too.")
@@ -204,7 +208,7 @@ class TrainOptions(ModelOptions):
             VitcliError: options that need another one.
         """
         if self.resume and self.out is None:
-            raise VitcliError("--resume continues a run directory", "add --out DIR")
+            raise VitcliError("--resume: needs the directory of a run", "add --out DIR")
         return TrainRequest(
             model=ModelRequest(
                 preset=self.preset,
@@ -229,7 +233,7 @@ def _as_written(option: str, value: Any) -> str:
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
+def errors_from_first_process() -> Iterator[None]:
     """The first process reports what is wrong for all, every other one what is its own."""
     launch = launched()
     try:
@@ -299,23 +303,23 @@ def read_classes(file: Path | None) -> tuple[str, ...] | None:
 
 
 @grouped
-@one_voice()
+@errors_from_first_process()
 def train(
     data: Annotated[
         Path | None,
         typer.Argument(
             metavar="DATA",
-            help="A folder per class, such folders below train/ val/ test/, or the files of "
+            help="One folder per class, such folders below train/ val/ test/, or the files of "
             "CIFAR-10/100, MNIST, Fashion-MNIST.",
         ),
     ] = None,
     *,
     options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
     download: Annotated[
-        bool, data_option("--download", help="Fetch a published set (data.kind) into DATA.")
+        bool, data_option("--download", help="Download a published set (data.kind) into DATA.")
     ] = False,
     test: Annotated[
-        bool, data_option("--test", help="Report accuracy on the test split, once, at the end.")
+        bool, data_option("--test", help="Report accuracy on the test split once, at the end.")
     ] = False,
     classes: Annotated[
         Path | None,
@@ -329,21 +333,21 @@ def train(
     check: Annotated[
         bool,
         data_option(
-            "--check", help="Decode every image, and look for copies, before the first step."
+            "--check", help="Decode every image and look for duplicates before the first step."
         ),
     ] = False,
     fail_fast: Annotated[
         bool,
         data_option(
             "--fail-fast",
-            help="End at an unreadable image. Default: leave it out and list it at the end.",
+            help="Stop at an unreadable image. Default: leave it out and list it at the end.",
         ),
     ] = False,
     accept_new_data: Annotated[
         bool,
         data_option(
             "--accept-new-data",
-            help="With --resume: new files train, every other file keeps its side.",
+            help="With --resume: train on new files too; every other file keeps its split.",
         ),
     ] = False,
     output: Output,
@@ -391,13 +395,13 @@ def train(
 
 
 @grouped
-@one_voice()
+@errors_from_first_process()
 def train_shapes(
     *,
     options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
     difficulty: Annotated[
         float | None,
-        typer.Option("--difficulty", metavar="0..1", help="Rotation, low contrast and noise."),
+        typer.Option("--difficulty", metavar="0..1", help="Rotation, noise, low contrast."),
     ] = None,
     show_data: Annotated[
         Path | None,
@@ -407,10 +411,10 @@ def train_shapes(
     plot: Plot,
     print_config: PrintConfigOption = False,
 ) -> None:
-    """Does it train? Synthetic shapes, with either norm placement, with or without warm-up.
+    """Train a small encoder on synthetic shapes and report whether it learned.
 
-    A small encoder learns to tell circles, squares, triangles and crosses, drawn
-    on the fly. Then the command says whether it learned, stalled or diverged.
+    The images are circles, squares, triangles and crosses, drawn on the fly. The result is
+    one of learned, stalled near chance, or diverged.
 
     \b
     Examples:

@@ -287,7 +287,7 @@ class ImagesSource:
         if check or len(inputs.images) <= SMALL_SET:
             inputs.notes += repeats(folder, inputs)
         else:  # in a large set most files have another of their size, and are read whole
-            inputs.notes.append("not compared with each other for copies: --check does")
+            inputs.notes.append("images are not compared for duplicates; --check compares them")
         if check:
             self.unreadable = unreadable(inputs, report)
             if self.unreadable and self.fail_fast:
@@ -325,7 +325,7 @@ class ImagesSource:
             if images is self.train and (labels == NO_LABEL).any():
                 raise VitcliError(
                     f"none of {len(images):,} training images can be read",
-                    "--check lists what is wrong with them",
+                    "run it with --check to list their errors",
                     exit_code=1,
                 )
             yield pixels, labels

@@ -216,7 +216,7 @@ def same_inputs(
     strange = class_order({image.label for image in added} - set(stored.classes))
     if strange:
         raise VitcliError(
-            f"{printable(folder)}: the run does not know the class {_names(strange)}",
+            f"{printable(folder)}: the run has no class {_names(strange)}",
             "start another run: vitcli train DATA --weights RUN --out DIR",
         )
     # What the folder keeps for validation or test stays unseen, new files there included.

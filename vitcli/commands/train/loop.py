@@ -416,7 +416,8 @@ class Trainer:
         counts = tuple(map(int, values[classes:-1]))
         if not sum(counts):
             raise VitcliError(
-                f"none of {size:,} images can be read", "--check lists what is wrong with them"
+                f"none of {size:,} images can be read",
+                "run it with --check to list their errors",
             )
         return Validation(values[-1] / sum(counts), tuple(map(int, values[:classes])), counts)
 

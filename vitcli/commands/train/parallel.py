@@ -99,7 +99,7 @@ def world(device: torch.device) -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise VitcliError(
-            f"the {size} processes cannot meet: {reason}",
+            f"the {size} processes cannot connect: {reason}",
             "PYTHONSAFEPATH=1 torchrun --standalone --nproc-per-node N -m vitcli ...",
             exit_code=1,
         ) from error

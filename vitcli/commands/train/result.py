@@ -134,7 +134,7 @@ def step_facts(entry: Mapping[str, Any], images_per_s: float) -> str:
 def validation_line(entry: Mapping[str, Any], steps: int) -> str:
     """A validation's line of metrics as text."""
     share = entry.get("ema_first_share")
-    first = f"; the average still holds {share:.0%} of its first weights" if share else ""
+    first = f"; {share:.0%} of the EMA is still its initial weights" if share else ""
     return (
         f"step {entry['step']}/{steps}: validation loss {entry['val_loss']:.4f}, "
         f"accuracy {entry['val_accuracy']:.4f}{first}"

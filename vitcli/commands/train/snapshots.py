@@ -80,7 +80,7 @@ class Snapshot:
                 if not (is_count(index) and index < len(parameters)):
                     raise ValueError(f"trainer.pt has a state for parameter {index!r}")
                 if not isinstance(moments, dict):
-                    raise ValueError(f"trainer.pt: the state of parameter {index} is no table")
+                    raise ValueError(f"trainer.pt: the state of parameter {index} is not a table")
                 like = parameters[index]
                 same_tensors(
                     f"trainer.pt, parameter {index}",

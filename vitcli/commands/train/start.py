@@ -244,14 +244,14 @@ def audit(model: nn.Module, expected: set[str], still: Collection[str] = ()) -> 
         raise VitcliError(
             f"gradient audit: a gradient reaches {leaks[0]}, which should be frozen"
             + (f", and {len(leaks) - 1} more" if leaks[1:] else ""),
-            "no other code may unfreeze parameters of this run",
+            "remove the code that unfreezes parameters of this run",
             exit_code=1,
         )
     if dry:
         raise VitcliError(
             f"gradient audit: no gradient reaches {dry[0]}, which should train"
             + (f", and {len(dry) - 1} more" if dry[1:] else ""),
-            "is the adapted layer cut off from the loss (pooling, head)?",
+            "choose a pooling and a head that use the adapted layer",
             exit_code=1,
         )
     return rows

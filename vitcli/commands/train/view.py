@@ -77,7 +77,7 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
             f"99.9 % interval {test.lower_bound:.4f} to {test.upper_bound:.4f}"
         )
     if result.unreadable:
-        yield f"{plural(len(result.unreadable), 'image')} could not be read and took no part:"
+        yield f"{plural(len(result.unreadable), 'image')} could not be read and were left out:"
         for image in result.unreadable[:SHOWN]:
             yield escape(f"  {image.error}")
         if len(result.unreadable) > SHOWN:
