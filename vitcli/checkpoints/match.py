@@ -81,7 +81,7 @@ class Match:
     """Our state-dict names to what they are made from; incomplete parts included."""
     used: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
-    settings: dict[str, Any] = field(default_factory=dict)
+    from_tensors: dict[str, Any] = field(default_factory=dict)
     """Settings that single foreign tensors give, by Family.tells."""
     left: set[str] = field(default_factory=set)
     """Names in the tower that are neither used nor matched by a drop rule."""
@@ -176,7 +176,7 @@ def assign(
     for key, tell in family.tells.items():
         teller = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
         if teller is not None:
-            match.settings[key] = tell.read(tensors[spelled[teller]])
+            match.from_tensors[key] = tell.read(tensors[spelled[teller]])
     return match
 
 

@@ -226,7 +226,7 @@ def resolve_settings(
             f"{_shown(patch)}",
             "put config.json, with its model_type, beside the weights",
         )
-    found = settings_from_shapes(shapes) | match.settings
+    found = settings_from_shapes(shapes) | match.from_tensors
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
         chosen.add("head_out")

@@ -282,7 +282,7 @@ def test_what_cannot_be_written_is_refused_before_any_image(
 ) -> None:
     for options, message in (
         ({"kind": "dist"}, "--tokens dist: .* does not give it"),
-        ({"kind": "output", "layers": (1,)}, "at the end of the encoder only"),
+        ({"kind": "output", "layers": (1,)}, "only after the last block"),
         ({"layers": (3,)}, "--layers 3: this encoder does not have this layer"),
         ({"format": "npy", "kind": "cls,pooled"}, "vectors alone, of one kind"),
         ({"format": "xlsx"}, "--format xlsx: unknown"),
@@ -294,7 +294,7 @@ def test_what_cannot_be_written_is_refused_before_any_image(
     (tmp_path / "none").mkdir()
     with pytest.raises(VitcliError, match="no images in"):
         run(model, tmp_path / "none", tmp_path / "out")
-    with pytest.raises(VitcliError, match="is where the images are"):
+    with pytest.raises(VitcliError, match="is also the folder of the images"):
         encode_folder(REQUEST, model, Listing((str(folder),), out=folder), folder, FolderOptions())
 
 

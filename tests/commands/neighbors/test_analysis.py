@@ -130,7 +130,7 @@ def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
         (copy / path.name).write_bytes(path.read_bytes())
     manifest = copy / MANIFEST
     manifest.write_text(manifest.read_text().replace('"seed": 5', '"seed": 6'))
-    with pytest.raises(VitcliError, match="other weights than those"):
+    with pytest.raises(VitcliError, match="not the weights that made"):
         neighbors(copy, str(other))
     (copy / "part-00001.parquet").unlink()
     with pytest.raises(VitcliError, match=r"part-00001\.parquet: is missing"):

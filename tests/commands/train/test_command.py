@@ -164,7 +164,7 @@ def test_training_on_a_folder(tmp_path: Path) -> None:
     assert code == 0, err
     assert "blue" in out and "red" in out
     code, _, err = invoke("train")
-    assert code == 2 and "nothing to train on" in err
+    assert code == 2 and "DATA: is missing" in err
     code, _, err = invoke("train", str(tmp_path / "nowhere"))
     assert code == 2 and "no such folder" in err
 

@@ -242,5 +242,5 @@ def test_weights_meet_folders_by_the_names_of_classes(tmp_path: Path) -> None:
         "classifier: 2 of the weights' outputs kept by name; new: zebra; "
         "left out: 0, 1, 3 and 7 more"
     )
-    with pytest.raises(VitcliError, match="another number of names"):
+    with pytest.raises(VitcliError, match="wrong number of names"):
         train.train(tmp_path / "b", weights=tmp_path / "run", classes=("x",), device="cpu", batch=8)

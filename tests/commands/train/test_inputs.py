@@ -153,7 +153,7 @@ def test_accepted_files_train_and_no_other_moves(place: Path) -> None:
 def test_a_new_class_needs_another_run(place: Path) -> None:
     (place / "pictures" / "green").mkdir()
     shutil.copy(place / "pictures" / "red" / "3.png", place / "pictures" / "green" / "x.png")
-    with pytest.raises(VitcliError, match="does not know the class green"):
+    with pytest.raises(VitcliError, match="has no class green"):
         resumed(place, accept_new_data=True)
 
 
@@ -194,7 +194,7 @@ def test_a_longer_run_continues_where_the_schedule_allows(place: Path) -> None:
     lines: list[str] = []
     longer = resumed(place, epochs=3, extend=True, progress=Lines(lines))
     per_epoch = longer.result.steps // 3
-    assert any(f"ends at step {3 * per_epoch} in place of {2 * per_epoch}" in x for x in lines)
+    assert any(f"ends at step {3 * per_epoch} instead of {2 * per_epoch}" in x for x in lines)
     assert [row.epoch for row in longer.history if row.val_loss is not None] == [1, 2, 3]
     assert resumed(place).result.steps == longer.result.steps  # it is a run of three epochs now
 
