@@ -123,7 +123,10 @@ def test_settle_says_who_decided_and_asks_for_the_rest() -> None:
     given = lazy(tensors(*BLOCK, "extra"))
     match = assign(given, TOY, "", {name: name for name in given})
     shapes = {"front_end.projection.weight": (16, 3, 8, 8), "vit.norm.weight": (16,)}
-    with pytest.raises(VitcliError, match="say heads, norm_eps, activation, pooling of this toy"):
+    with pytest.raises(
+        VitcliError,
+        match="neither the tensors nor a config give heads, norm_eps, activation, pooling",
+    ):
         resolve_settings(match, shapes, None, None, [])
     chosen = ("heads=2", "norm_eps=1e-5", "activation=gelu", "pooling=mean", "mlp_hidden=8")
     given_settings = [parse_setting(f"encoder.{text}") for text in chosen]

@@ -138,8 +138,8 @@ def scaled(box: Box, picture: Any, shown: NDArray[np.uint8]) -> Box:
 def lay(values: Any, box: Box, height: int, width: int) -> NDArray[np.float64]:
     """Patch values (rows, columns, ...) as an image (height, width, ...); NaN outside the box.
 
-    A pixel has the value of the patch under its center: what the encoder cannot tell apart is not
-    made smooth.
+    A pixel has the value of the patch under its center: values are not interpolated between
+    patches.
     """
     import numpy as np
 

@@ -220,5 +220,5 @@ def test_from_python(sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
     again = vitcli.sweep("runs/x", where=["lr=0.1"])
     assert [t.params["lr"] for t in again.trials] == [0.1, 0.1]
     assert again.figure().axes and again.to_dict()["states"] == {"done": 4}
-    with pytest.raises(vitcli.VitcliError, match="not the directory of a sweep"):
+    with pytest.raises(vitcli.VitcliError, match="not a sweep directory"):
         vitcli.sweep(sweeper.folder)
