@@ -19,6 +19,8 @@ from tests.conftest import tiny_config
 from vitcli.build import build_encoder
 from vitcli.checkpoints.load import save_snapshot
 from vitcli.cli import app
+from vitcli.commands.sweep.trials import new_values
+from vitcli.commands.train.snapshots import metrics_entry
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import leaves, read_json
@@ -207,3 +209,39 @@ def test_json_of_ours(tmp_path: Path, content: bytes) -> None:
         read_json(tmp_path / "x.json", dict[str, int])
     except VitcliError as error:
         assert "x.json" in error.message
+
+
+HOSTILE = [
+    b"[" * 100_000, b'{"step": 1e999, "loss": 1}', b'{"step": 1, "loss": 1' + b"0" * 400 + b"}",
+    b'{"step": null}', b"[1]", b'"step"', b"\xff", b'{"step": NaN, "loss": 0}', b"1" * 5000,
+]  # fmt: skip
+
+
+def test_lines_of_a_run_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    lines = [*HOSTILE, b'{"step": 2, "loss": 0.5}']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    found, _ = new_values(tmp_path / "metrics.jsonl", 0, "step", "loss")
+    assert found == [(2, 0.5)]
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_snapshot_has_no_such_line(line: bytes) -> None:
+    assert metrics_entry(line, 10) is None
+
+
+FOREIGN = {
+    "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 4, "image_size": 28,
+    "patch_size": 14, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "qkv_bias": True,
+}  # fmt: skip
+
+
+@FEW
+@given(data=mutated(FOREIGN))
+def test_configs_of_others(tmp_path: Path, snapshot: Path, data: dict[str, Any]) -> None:
+    import vitcli
+
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    (tmp_path / "model.safetensors").write_bytes((snapshot / "model.safetensors").read_bytes())
+    with pytest.raises(VitcliError):  # the tensors are of another family
+        vitcli.load(str(tmp_path))

@@ -15,6 +15,7 @@ from tests.checkpoints.parity.hf import CASES
 from tests.checkpoints.sources import reconfigured, vit_folder
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.cli import app
+from vitcli.commands.catalog.analysis import HUB, presets
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROCESSOR = {
@@ -136,3 +137,9 @@ def test_a_merger_refuses_half_cells(tmp_path: Path) -> None:
     assert "5x4 patches" in told and "multiple of 16" in told
     answer = json.loads(run(*more, "32x48", "--json").stdout)
     assert answer["images"][0]["head_shape"] == [1, 6, 24]
+
+
+def test_hub_ids_are_those_of_presets() -> None:
+    known = {row.name: row.hub for row in presets().presets}
+    assert set(HUB) <= set(known)
+    assert known["dinov2-s14"] == "facebook/dinov2-small"

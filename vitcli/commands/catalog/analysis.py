@@ -8,6 +8,37 @@ from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 
+HUB = {
+    "clip-bigg14": "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",
+    "clip-h14": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    "clip-l14": "openai/clip-vit-large-patch14",
+    "clip-l14-336": "openai/clip-vit-large-patch14-336",
+    "deit-b16-distilled": "facebook/deit-base-distilled-patch16-224",
+    "deit-s16-distilled": "facebook/deit-small-distilled-patch16-224",
+    "dinov2-b14": "facebook/dinov2-base",
+    "dinov2-b14-reg-timm": "timm/vit_base_patch14_reg4_dinov2.lvd142m",
+    "dinov2-b14-timm": "timm/vit_base_patch14_dinov2.lvd142m",
+    "dinov2-g14": "facebook/dinov2-giant",
+    "dinov2-l14-reg-timm": "timm/vit_large_patch14_reg4_dinov2.lvd142m",
+    "dinov2-l14-timm": "timm/vit_large_patch14_dinov2.lvd142m",
+    "dinov2-s14": "facebook/dinov2-small",
+    "eva02-l14-448": "timm/eva02_large_patch14_448.mim_in22k_ft_in1k",
+    "ijepa-h14": "facebook/ijepa_vith14_22k",
+    "internvit-6b": "OpenGVLab/InternViT-6B-448px-V1-5",
+    "internvit-6b-224": "OpenGVLab/InternViT-6B-224px",
+    "internvit-6b-v1.0": "OpenGVLab/InternViT-6B-448px-V1-0",
+    "mae-h14": "facebook/vit-mae-huge",
+    "mae-l16": "facebook/vit-mae-large",
+    "siglip-b16-224": "google/siglip-base-patch16-224",
+    "siglip-b16-384": "google/siglip-base-patch16-384",
+    "siglip-b16-512": "google/siglip-base-patch16-512",
+    "siglip-l16-256": "google/siglip-large-patch16-256",
+    "siglip2-b16-512": "google/siglip2-base-patch16-512",
+    "vit-b16-timm": "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
+    "vit-ti16-timm": "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+}
+"""Where weights of a preset are published, as far as their configs were compared with it."""
+
 
 def presets(word: str = "") -> PresetsResult:
     """The presets whose name contains `word`, by family, then by size.
@@ -43,6 +74,7 @@ def _row(name: str) -> PresetRow:
         image_size=costs.image_size,
         native_size=costs.native_size,
         parameters=costs.total,
+        hub=HUB.get(name),
     )
 
 

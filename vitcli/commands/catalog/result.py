@@ -21,6 +21,8 @@ class PresetRow:
     native_size: tuple[int, int]
     """(height, width) in pixels that the position table is made for."""
     parameters: int
+    hub: str | None
+    """The repository that publishes weights for it, for --weights; None where none is known."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from vitcli.commands.catalog.result import FamiliesResult, PresetsResult
 from vitcli.commands.params.view import size
-from vitcli.ui.console import exact, fitted, table
+from vitcli.ui.console import exact, fitted, stream, table
 
 
 def presets_tables(result: PresetsResult) -> Iterator[Table]:
@@ -17,6 +17,7 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
     grid.add_column("preset", no_wrap=True)
     for heading in ("hidden", "depth", "heads", "patch", "input", "native", "parameters"):
         grid.add_column(heading, justify="right", no_wrap=True)
+    grid.add_column("hub id", no_wrap=True)
     family = result.presets[0].family
     for row in result.presets:
         if row.family != family:
@@ -25,8 +26,8 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
         numbers = (row.hidden, row.depth, row.heads, row.patch_size)
         native = size(row.native_size) if row.native_size != row.image_size else ""
         places = (size(row.image_size), native)
-        grid.add_row(row.name, *map(str, numbers), *places, exact(row.parameters))
-    yield fitted(grid, "native", "heads", "depth", "hidden")
+        grid.add_row(row.name, *map(str, numbers), *places, exact(row.parameters), row.hub or "")
+    yield fitted(grid, "native", "hub id", "heads", "depth", "hidden")
 
 
 def families_tables(result: FamiliesResult) -> Iterator[Table]:
@@ -34,7 +35,8 @@ def families_tables(result: FamiliesResult) -> Iterator[Table]:
     grid = table()
     grid.add_column("family", no_wrap=True)
     grid.add_column("library")
-    grid.add_column("model_type")
+    names = [name for row in result.families for name in row.model_types]
+    grid.add_column("model_type", min_width=1 + max(map(len, names), default=0))  # and its comma
     grid.add_column("verified against")
     library = result.families[0].library
     for row in result.families:
@@ -42,4 +44,6 @@ def families_tables(result: FamiliesResult) -> Iterator[Table]:
             grid.add_section()
             library = row.library
         grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
+    if stream().width < 100:  # the name begins with the library
+        grid.columns = [column for column in grid.columns if column.header != "library"]
     yield grid

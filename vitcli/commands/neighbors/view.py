@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
-from vitcli.ui.console import table
+from vitcli.ui.console import fitted, table
 from vitcli.ui.figures import bare
 from vitcli.ui.style import COLORS, DASHES, caption, ended, new_figure, styled
 
@@ -24,7 +24,7 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
     )
     rows = table()
     rows.add_column("cosine", justify="right")
-    rows.add_column("standard deviations above mean", justify="right")
+    rows.add_column("sd above mean", justify="right")
     rows.add_column("size", justify="right")
     rows.add_column("path", overflow="fold")
     for found in result.neighbours:
@@ -34,7 +34,7 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
             f"{found.width}x{found.height}",
             escape(printable(found.path)),
         )
-    yield rows
+    yield fitted(rows, "size", "sd above mean")
     yield (
         f"cosine to all vectors: mean {result.cosine_mean:.4f}, standard deviation "
         f"{result.cosine_std:.4f}"
