@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import transformers as T
+from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
@@ -156,6 +157,25 @@ def test_verify_proves_it(name: str, tmp_path: Path) -> None:
     assert result.equal, (result.verdict, result.checked)
     names = {one.name for one in result.checked}
     assert {"pixels", "layer 0", "layer 2"} <= names and {"tokens", "output"} & names
+
+
+def test_qwen3_omnis_tower_within_its_thinker(tmp_path: Path) -> None:
+    """The whole model keeps its vision config within the thinker's, and a talker beside it."""
+    case = TOWERS["qwen3-omni"]
+    model = randomized(case.make())
+    tensors = {f"thinker.visual.{name}": t.clone() for name, t in model.state_dict().items()}
+    tensors["talker.model.layers.0.mlp.gate.weight"] = torch.zeros(2, 2)
+    save_file(tensors, tmp_path / "model.safetensors")
+    inner = {"model_type": "qwen3_omni_moe_thinker", "vision_config": model.config.to_dict()}
+    config = {"model_type": "qwen3_omni_moe", "thinker_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load_weights(str(tmp_path), dtype=torch.float64)
+    assert "vision tower under thinker.visual." in loaded.report.notes
+    assert any("DeepStack" in note for note in loaded.report.notes)
+    pixels = images(*case.sizes[2])
+    with torch.no_grad():
+        theirs = case.outputs(model, pixels)
+    assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
 
 
 def test_verify_proves_timms_perception_encoder(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionCo
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeVisionConfig
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeVisionEncoderConfig,
 )
@@ -17,6 +19,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeVisionConfig
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpVisionConfig
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpVisionModel
 
 from tests.checkpoints.parity.compare import FLOAT32_PARTS, Outputs
 from tests.checkpoints.parity.hf import ANY_SIZE, QWEN_SIZES, SMALL, TEXT, Case, inner, qwen_outputs
@@ -180,6 +184,8 @@ TOWERS: dict[str, Case] = {
     "qwen3-vl": _qwen(lambda: T.Qwen3VLVisionModel(Qwen3VLVisionConfig(**QWEN3))),
     "qwen3-vl-moe": _qwen(lambda: Qwen3VLMoeVisionModel(Qwen3VLMoeVisionConfig(**QWEN3))),
     "qwen3.5": _qwen(lambda: Qwen3_5VisionModel(Qwen3_5VisionConfig(**QWEN3_5))),
+    "qwen3.5-moe": _qwen(lambda: Qwen3_5MoeVisionModel(Qwen3_5MoeVisionConfig(**QWEN3_5))),
+    "qwen4-exp": _qwen(lambda: Qwen4ExpVisionModel(Qwen4ExpVisionConfig(**QWEN3_5))),
     "qwen3-omni": _qwen(
         lambda: Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**QWEN3))
     ),
