@@ -80,8 +80,17 @@ def _usage(error: Any) -> int:
         error.show()
     else:
         path = error.ctx.command_path if getattr(error, "ctx", None) else "vitcli"
-        complain(error.format_message(), f"{path} --help")
+        complain(error.format_message(), _moved(error) or f"{path} --help")
     return int(error.exit_code)
+
+
+def _moved(error: Any) -> str:
+    """What to type for an option of `encode` that went to `embed` with its job."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not option or not context or context.info_name != "encode":
+        return ""
+    there = context.parent.command.commands["embed"].params
+    return "vitcli embed PATH --out DIR" if any(option in p.opts for p in there) else ""
 
 
 def _common(parameters: list[Any]) -> list[Any]:

@@ -46,7 +46,13 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise VitcliError(f"--format {self.format}: unknown", "one of " + ", ".join(FORMATS))
+            vectors = self.format in ("parquet", "npy", "safetensors")
+            raise VitcliError(
+                f"--format {self.format}: unknown (expected {', '.join(FORMATS)})",
+                f"vitcli embed PATH --out DIR --format {self.format}"
+                if vectors
+                else "--format json",
+            )
         if self.json and self.format not in ("table", "json"):
             raise VitcliError(f"--json and --format {self.format}: two formats", "give one of them")
 

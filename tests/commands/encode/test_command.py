@@ -510,3 +510,14 @@ def test_encode_gives_up_a_file_that_takes_minutes(
         (names[0], "timed_out")
     ]
     assert "not decoded in 1 s" in found["failed"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    "option", [("--norms",), ("--workers", "2"), ("--format", "npy"), ("--shard=1/2",)]
+)
+def test_options_of_the_job_name_the_command_that_has_them(option: tuple[str, ...]) -> None:
+    done = runner.invoke(app, ["encode", "photos", "--out", "vectors", *option])
+    assert done.exit_code == 2
+    assert "  try: vitcli embed PATH --out DIR" in done.stderr
+    other = runner.invoke(app, ["encode", "photos", "--nothing"])
+    assert "embed" not in other.stderr
