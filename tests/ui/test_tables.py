@@ -44,7 +44,7 @@ def test_json_is_the_short_form() -> None:
 
 
 def test_an_unknown_format_ends_before_the_work() -> None:
-    assert "one of table, json" in run("params", "--format", "xml", code=2)
+    assert "(expected table, json" in run("params", "--format", "xml", code=2)
     assert "two formats" in run("params", "--format", "csv", "--json", code=2)
 
 
