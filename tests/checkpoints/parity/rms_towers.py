@@ -1,4 +1,4 @@
-"""Tiny random towers of transformers: Pixtral, AIMv2, Ovis2 and Llama 4."""
+"""Tiny random towers of transformers: Pixtral, AIMv2, Ovis2, Llama 4 and GLM-4V."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers as T
 from torch import Tensor, nn
+from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
 from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
 
@@ -84,6 +85,46 @@ def llama4(model: nn.Module, pixels: Tensor) -> Outputs:
     return Outputs(blocks, blocks[-1], normed[0].roll(1, dims=1))
 
 
+def glm4v(model: nn.Module, pixels: Tensor) -> Outputs:
+    """Image by image; the library's 2x2 order is undone."""
+    patch = model.config.patch_size
+    rows, columns = pixels.shape[-2] // patch, pixels.shape[-1] // patch
+    cells = torch.arange(rows * columns).reshape(rows // 2, 2, columns // 2, 2)
+    order = cells.transpose(1, 2).flatten()  # raster index of each token in their order
+    images: list[list[Tensor]] = []
+    for image in pixels:
+        p = image.unfold(1, patch, patch).unfold(2, patch, patch)  # (C, rows, columns, p, p)
+        p = p.flatten(1, 2).transpose(0, 1)[order]
+        p = p.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
+        seen: list[Tensor] = []
+        hooks = [
+            m.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+            for m in (model.embeddings, *model.blocks, model.post_layernorm)
+        ]
+        model(p, torch.tensor([[1, rows, columns]]))
+        for hook in hooks:
+            hook.remove()
+        images.append([torch.empty_like(out).index_copy_(0, order, out) for out in seen])
+    *blocks, tokens = [torch.stack(layer) for layer in zip(*images, strict=True)]
+    return Outputs(blocks, blocks[-1], tokens)
+
+
+GLM4V = {
+    "depth": 2,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "patch_size": 8,
+    "image_size": 32,
+    "out_hidden_size": 24,
+    "intermediate_size": 20,
+}
+
+
+def _glm4v(make: Callable[[], nn.Module], where: str = "") -> Case:
+    run = inner(where, glm4v) if where else glm4v
+    return Case("hf-glm4v", make, run, FLOAT32_PARTS, ((32, 32), (64, 64), (48, 80), (96, 32)))
+
+
 LLAMA4 = SMALL | {
     "pixel_shuffle_ratio": 0.5,
     "projector_input_dim": 8,
@@ -147,6 +188,26 @@ RMS_TOWERS: dict[str, Case] = {
         )
         for side in (32, 48, 64)  # the adapter joins 2x2 patches
     },
+    "glm4v": _glm4v(lambda: T.Glm4vVisionModel(Glm4vVisionConfig(**GLM4V))),
+    "glm4v with biases": _glm4v(
+        lambda: T.Glm4vVisionModel(Glm4vVisionConfig(**GLM4V, attention_bias=True))
+    ),
+    "glm4v whole": _glm4v(
+        lambda: T.Glm4vForConditionalGeneration(
+            T.Glm4vConfig(
+                text_config=TEXT_1
+                | {
+                    "rope_parameters": {
+                        "rope_type": "default",
+                        "mrope_section": [1, 1, 2],
+                        "rope_theta": 1e4,
+                    }
+                },
+                vision_config=GLM4V,
+            )
+        ),
+        "model.visual",
+    ),
     "llama4 whole": _llama4(
         lambda: T.Llama4ForConditionalGeneration(
             T.Llama4Config(

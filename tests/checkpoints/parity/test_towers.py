@@ -243,6 +243,14 @@ MISTAKES: dict[str, list[tuple[str, Any]]] = {
         ("norm_eps", 1e-6),
         ("activation", "gelu"),
     ],
+    "glm4v": [
+        ("rope.theta", 100.0),
+        ("rope.layout", "interleaved"),
+        ("position", "learned"),
+        ("position_table.resize", "bilinear"),
+        ("norm_eps", 1e-6),
+        ("activation", "gelu"),
+    ],
     "llama4 at 48": [
         ("rope.offset", 0.0),
         ("rope.first_axis", "rows"),

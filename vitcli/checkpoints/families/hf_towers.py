@@ -1,4 +1,4 @@
-"""Pixtral's, AIMv2's and Llama 4's towers as transformers stores them."""
+"""Pixtral's, AIMv2's, Llama 4's and GLM-4V's towers as transformers stores them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from vitcli.checkpoints.family import (
     joined,
     only,
     rows,
+    summed_over_frames,
 )
 from vitcli.checkpoints.preprocessing import Preprocessing
 from vitcli.config.schema import EncoderConfig
@@ -286,4 +287,70 @@ LLAMA4 = Family(
     needs=("heads", "rope.theta"),
     remarks={"llama4_vision_model": "the adapter (pixel shuffle and MLP) is not applied"},
 )
-FAMILIES = (PIXTRAL, OVIS2, AIMV2, LLAMA4)
+
+
+# GLM-4.1V's and 4.5V's tower, on still images, without what joins its patches
+GLM_BLOCK = "blocks.{i}."
+
+
+GLM4V = Family(
+    name="hf-glm4v",
+    library=LIBRARY,
+    verified=TINY + "; tokens compared in raster order",
+    model_types=("glm4v_vision", "glm4v_moe_vision"),
+    preprocess=processor(None),
+    signature=("post_conv_layernorm.weight", "embeddings.position_embedding.weight", "downsample"),
+    renames={
+        "front_end.projection.weight": summed_over_frames("patch_embed.proj.weight"),
+        "front_end.projection.bias": "patch_embed.proj.bias",
+        "front_end.patch_norm": "post_conv_layernorm",
+        "front_end.position.table": "embeddings.position_embedding.weight",
+        "vit.blocks.{i}.norm1": GLM_BLOCK + "norm1",
+        "vit.blocks.{i}.attention.qkv": GLM_BLOCK + "attn.qkv",
+        "vit.blocks.{i}.attention.proj": GLM_BLOCK + "attn.proj",
+        "vit.blocks.{i}.norm2": GLM_BLOCK + "norm2",
+        **_gated("vit.blocks.{i}", GLM_BLOCK, "mlp"),
+        "vit.norm": "post_layernorm",
+    },
+    drops=(r"merger\..*", r"downsample\..*", r"rotary_pos_emb\.inv_freq"),
+    settings={
+        **{key: to for key, to in SETTINGS.items() if key != "num_channels"},
+        "hidden_size": To("hidden", default=1536),
+        "num_hidden_layers": To("depth"),
+        "depth": To("depth", default=24),
+        "num_attention_heads": To("heads"),
+        "num_heads": To("heads", default=12),
+        "in_channels": To("channels"),
+        "image_size": To("image_size", size, default=(336, 336)),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=14),
+        "hidden_act": To("activation", ACTIVATIONS, default="silu"),
+        "rms_norm_eps": To("norm_eps", float, default=1e-5),
+        "attention_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}, default="none"),
+        "rope_parameters": To("rope.theta", _axial_theta),
+        "rope_theta": To("rope.theta", float, default=10000.0),
+    },
+    ignored=(
+        *IGNORED,
+        # of the merger; the blocks' own width is `out_hidden_size`, and in the tensors
+        *("intermediate_size", "out_hidden_size", "spatial_merge_size", "temporal_patch_size"),
+    ),
+    decides={
+        "attention.proj_bias": False,
+        "mlp_bias": False,
+        "patch_norm": True,
+        "norm": "rmsnorm",
+        "mlp": "gated",
+        "position": "learned+rope2d",
+        "position_table.resize": "bicubic",
+        "position_table.resize_dtype": "float32",
+        "rope.coordinates": "index",
+        "rope.layout": "half",
+        "pooling": "none",
+    },
+    needs=("heads", "activation", "norm_eps", "rope.theta"),
+    remarks=dict.fromkeys(
+        ("glm4v_vision", "glm4v_moe_vision"),
+        "what joins 2x2 patches (downsample, merger) is not applied",
+    ),
+)
+FAMILIES = (PIXTRAL, OVIS2, AIMV2, LLAMA4, GLM4V)
