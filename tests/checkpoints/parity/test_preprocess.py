@@ -132,6 +132,18 @@ def test_qwen2_vl_smart_resize(size: tuple[int, int], older: bool) -> None:
     settings = json.loads(processor.to_json_string())
     if older:
         settings = {**settings, "size": None, **bounds}
+    check_in_cells(processor, settings, size)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (1300, 1000), (40, 61)])
+@pytest.mark.parametrize("bounds", [{}, {"shortest_edge": 100 * 100, "longest_edge": 400 * 500}])
+def test_glm_4vs_smart_resize(size: tuple[int, int], bounds: dict[str, int]) -> None:
+    processor = transformers.Glm4vImageProcessorPil(**({"size": bounds} if bounds else {}))
+    check_in_cells(processor, json.loads(processor.to_json_string()), size)
+
+
+def check_in_cells(processor: Any, settings: dict[str, Any], size: tuple[int, int]) -> None:
+    """Pixels of a processor that gives patches cell by cell."""
     config = from_transformers(settings).config
     image = photograph(*size)
     features = processor(image, return_tensors="np")

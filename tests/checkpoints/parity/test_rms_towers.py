@@ -147,3 +147,20 @@ def test_llama_4s_processor_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, "preprocessor_config.json", {"image_processor_type": "Llama4ImageProcessor"})
     with pytest.raises(VitcliError, match="Llama4ImageProcessor"):
         load_weights(str(tmp_path))
+
+
+def test_glm_4v_at_its_real_shapes(tmp_path: Path) -> None:
+    """The encoder's parameters are the library's without what joins patches and a frame's slot."""
+    config = T.Glm4vConfig().vision_config
+    with torch.device("meta"):
+        model = T.Glm4vVisionModel(config)
+    written(tmp_path, "config.json", {"model_type": "glm4v", "vision_config": config.to_dict()})
+    T.Glm4vImageProcessorPil().save_pretrained(tmp_path)
+    plan = plan_weights(str(sparse(tmp_path, model, "model.visual.")))
+    joins = sum(p.numel() for m in (model.merger, model.downsample) for p in m.parameters())
+    slot = model.patch_embed.proj.weight[:, :, 0].numel()
+    whole = sum(p.numel() for p in model.parameters())
+    assert model_costs(plan.config).total == whole - joins - slot
+    assert plan.config.encoder.mlp_hidden == 4096
+    assert plan.config.preprocess.max_pixels == 28 * 28 * 7500
+    assert "what joins 2x2 patches (downsample, merger) is not applied" in plan.notes

@@ -37,6 +37,7 @@ class Processor:
         neutral: keys of its own that change no pixel of the base view.
         crops: whether `do_center_crop` means anything to it.
         tiles: how many tiles it may cut besides the base view, as text; "" for none.
+        note: where its pixels are not followed.
     """
 
     defaults: Settings
@@ -45,6 +46,7 @@ class Processor:
     crops: bool = True
     tiles: Callable[[Settings], str] = field(default=lambda merged: "")
     resize_dtype: str = "uint8"
+    note: str = ""
 
 
 def _square(side: int) -> dict[str, int]:
@@ -71,6 +73,16 @@ def _smart(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
         "min_pixels": whole(smallest, "min_pixels", source),
         "max_pixels": whole(largest, "max_pixels", source),
     }
+
+
+def _smart_in_time(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """GLM-4V's: as Qwen's, but an image counts as often as it is repeated in time."""
+    found = _smart(merged, given, source)
+    times = whole(merged["temporal_patch_size"], "temporal_patch_size", source)
+    bounds = {key: divmod(found[key], times) for key in ("min_pixels", "max_pixels")}
+    if any(rest for _, rest in bounds.values()):
+        refuse(source, "size", merged["size"], f"multiples of temporal_patch_size = {times}")
+    return found | {key: pixels for key, (pixels, _) in bounds.items()}
 
 
 def _patches(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
@@ -238,6 +250,20 @@ _CLASSES: Mapping[str, Processor] = {
         crops=False,
         tiles=_dynamic_tiles,
     ),
+    "Glm4vImageProcessor": Processor(
+        _assumes(
+            {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
+            3,
+            CLIP,
+            patch_size=14,
+            merge_size=2,
+            temporal_patch_size=2,
+            **_SHORTEST,
+        ),
+        _smart_in_time,
+        crops=False,
+        note="Glm4vImageProcessor enlarges images that are under one 2x2 of patches another way",
+    ),
     "PixtralImageProcessor": Processor(
         _assumes({"longest_edge": 1024}, 3, CLIP, patch_size=_square(16)),
         _within_edge,
@@ -383,7 +409,7 @@ def from_transformers(
         key = f"image_{name}"
         values = triple(merged[key], key, source)
         config[name] = values if merged["do_normalize"] else (neutral_value,) * 3
-    notes = []
+    notes = [reads.note] if reads.note else []
     if tiles := reads.tiles(merged):
         notes.append(f"base view only; {found} cuts {tiles} besides it")
     if named.endswith("Fast"):

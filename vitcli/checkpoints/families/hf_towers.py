@@ -298,7 +298,7 @@ GLM4V = Family(
     library=LIBRARY,
     verified=TINY + "; tokens compared in raster order",
     model_types=("glm4v_vision", "glm4v_moe_vision"),
-    preprocess=processor(None),
+    preprocess=processor("Glm4vImageProcessor"),
     signature=("post_conv_layernorm.weight", "embeddings.position_embedding.weight", "downsample"),
     renames={
         "front_end.projection.weight": summed_over_frames("patch_embed.proj.weight"),
