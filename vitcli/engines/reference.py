@@ -354,6 +354,14 @@ def _tower(model: Any) -> Any:
     return model
 
 
+JOINED_AFTER = {
+    "glm4v_vision": "post_layernorm",
+    "glm4v_moe_vision": "post_layernorm",
+    "llama4_vision_model": "layernorm_post",
+}
+"""Towers that end by joining patches, and the norm of the tokens before that."""
+
+
 class _TransformersForward:
     """Calls a tower with the arguments that its kind wants."""
 
@@ -361,6 +369,11 @@ class _TransformersForward:
         self.model, self.tower = model, tower
         self.takes = set(inspect.signature(tower.forward).parameters)
         self.patch = getattr(tower.config, "patch_size", 1)
+        self.kind = tower.config.model_type
+        self.normed: list[Tensor] = []
+        if norm := JOINED_AFTER.get(self.kind):
+            keep = self.normed.append
+            getattr(tower, norm).register_forward_hook(lambda _, __, out: keep(out))
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if "grid_thw" in self.takes:
@@ -374,6 +387,8 @@ class _TransformersForward:
             count = (pixels.shape[-2] // self.patch) * (pixels.shape[-1] // self.patch)
             given["noise"] = torch.arange(count, device=pixels.device).expand(len(pixels), -1)
         found = self.tower(pixels, **given)
+        if self.normed:
+            return self.arrange(self.normed.pop(), pixels), None, None
         pooled, output = getattr(found, "pooler_output", None), getattr(found, "logits", None)
         if hasattr(getattr(self.tower, "pooler", None), "dense"):
             pooled, output = None, pooled  # a head of its own stands after the pooling
@@ -382,7 +397,9 @@ class _TransformersForward:
         return getattr(found, "last_hidden_state", None), pooled, output
 
     def arrange(self, tokens: Tensor, pixels: Tensor) -> Tensor:
-        """(B, T, D) in raster order; Qwen keeps one image's tokens cell by cell."""
+        """(B, T, D), CLS first, in raster order; Qwen keeps one image's tokens cell by cell."""
+        if self.kind == "llama4_vision_model":
+            return tokens.roll(1, dims=1)
         if "grid_thw" not in self.takes:
             return tokens
         raster = torch.empty_like(tokens)
@@ -435,6 +452,8 @@ class _TransformersForward:
         times = self.tower.config.temporal_patch_size
         p = p.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1)
         found = self.tower(p, torch.tensor([[1, rows, columns]], device=pixels.device))
+        if self.normed:
+            return self.arrange(self.normed.pop(), pixels), None, None
         tokens = self.arrange(found.last_hidden_state, pixels)
         return tokens, None, found.pooler_output[None]
 

@@ -9,6 +9,8 @@ import torch
 import transformers as T
 from torch import Tensor, nn
 from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
+from transformers.models.glm4v_moe.configuration_glm4v_moe import Glm4vMoeVisionConfig
+from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeVisionModel
 from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
 
@@ -189,6 +191,7 @@ RMS_TOWERS: dict[str, Case] = {
         for side in (32, 48, 64)  # the adapter joins 2x2 patches
     },
     "glm4v": _glm4v(lambda: T.Glm4vVisionModel(Glm4vVisionConfig(**GLM4V))),
+    "glm4v-moe": _glm4v(lambda: Glm4vMoeVisionModel(Glm4vMoeVisionConfig(**GLM4V))),
     "glm4v with biases": _glm4v(
         lambda: T.Glm4vVisionModel(Glm4vVisionConfig(**GLM4V, attention_bias=True))
     ),

@@ -132,10 +132,12 @@ EDGES = {"shortest_edge": 24, "longest_edge": 64}
 TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 WITHIN = {"size": {"longest_edge": 48}, "patch_size": {"height": 8, "width": 8}}
 CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+GLM = {"patch_size": 8, "size": {"shortest_edge": 2 * 32 * 32, "longest_edge": 2 * 96 * 96}}
 VERIFIED: dict[str, tuple[str, dict[str, Any]]] = {
     "pixtral": ("PixtralImageProcessorPil", WITHIN),
     "mistral 3 whole": ("PixtralImageProcessorPil", WITHIN),
     "aimv2 at 32": ("CLIPImageProcessorPil", CROP),
+    "glm4v whole": ("Glm4vImageProcessorPil", GLM),
     "qwen3-vl": ("Qwen2VLImageProcessorPil", SMART),
     "qwen3-vl whole": ("Qwen2VLImageProcessorPil", SMART),
     "idefics2 whole": ("Idefics2ImageProcessorPil", {"size": EDGES, "do_image_splitting": True}),
