@@ -75,7 +75,7 @@ def test_gated_tensors_under_a_plain_architecture_name(tmp_path: Path) -> None:
     model = virchow()
     saved(model, tmp_path, config)
     error = refusal(tmp_path)
-    assert "say activation, mlp of this timm-vit encoder" in error.message
+    assert "timm-vit: neither the tensors nor a config give activation, mlp" in error.message
     assert "--set encoder.activation=VALUE --set encoder.mlp=VALUE" in error.hint
     assert "activation" in refusal(tmp_path, "encoder.mlp=gated").message
     assert "mlp" in refusal(tmp_path, "encoder.activation=silu").message
