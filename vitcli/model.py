@@ -554,11 +554,7 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
     device, dtype = pick_device(request.device), torch_dtype(request)
     if request.by_library:
         if not by_library:
-            raise VitcliError(
-                f"{request.weights or request.preset}: is run by its own library, which this "
-                "command does not support",
-                "vitcli encode, embed, neighbors, probe and compare run it",
-            )
+            raise _not_by_library(request)
         return _load_by_library(request, device, dtype)
     if request.engine not in (None, AUTO):
         check_engine(request.engine, request.dtype, device.type)
@@ -704,6 +700,14 @@ def add_adapters(
         ) from error
 
 
+def _not_by_library(request: ModelRequest) -> VitcliError:
+    return VitcliError(
+        f"{request.weights or request.preset}: is run by its own library, which this command does "
+        "not support",
+        "vitcli encode, embed, neighbors, probe and compare run it",
+    )
+
+
 def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
     """The config and the report of a request with weights, without reading a tensor's values.
 
@@ -711,6 +715,8 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
         VitcliError: as `load_model`.
     """
     assert request.weights is not None
+    if request.by_library:
+        raise _not_by_library(request)
     plan = plan_weights(
         request.weights,
         preset=_preset(request),

@@ -335,3 +335,35 @@ def test_maps_of_features_are_for_vitclis_encoders(tmp_path: Path) -> None:
     asked = ["encode", "--preset", "timm:test_vit", "--map", str(tmp_path / "m.png")]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 2 and "--engine reference: does not support --map" in result.stderr
+
+
+def test_profile_times_the_library_beside_vitcli(tmp_path: Path) -> None:
+    source = sources.transformers_dinov2(tmp_path / "source")
+    asked = ("profile", "--weights", source, "--engine", "eager", "--engine", "reference")
+    found = run(*asked, "--batch", "1", "--runs", "2", "--ops", "0", "--json")
+    assert [one["engine"] for one in found["runs"]] == ["eager", "reference"]
+    assert all(one["error"] is None and one["images_per_s"] > 0 for one in found["runs"])
+    assert found["engines"][1]["max_error"] < 1e-5
+    assert found["machine"]["engines"]["reference"].startswith("transformers ")
+    (speed,) = found["comparisons"]
+    assert (speed["engine"], speed["baseline"]) == ("reference", "eager")
+    for more, told in (
+        (("--backward",), "another library's"),
+        (("--attention", "explicit"), "attends in its own way"),
+    ):
+        result = CliRunner().invoke(app, [*map(str, asked), "--batch", "1", *more])
+        assert result.exit_code == 2 and told in result.stderr
+
+
+def test_profile_of_fresh_weights_has_no_library(tmp_path: Path) -> None:
+    asked = ["profile", "--preset", "vit-ti16", "--engine", "reference", "--batch", "1"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2 and "no library wrote them" in result.stderr
+    result = CliRunner().invoke(app, ["profile", "--preset", "timm:test_vit", "--batch", "1"])
+    assert result.exit_code == 2 and "run by its own library" in result.stderr
+
+
+def test_a_checkpoint_named_by_its_library_is_refused_elsewhere(tmp_path: Path) -> None:
+    source = sources.transformers_dinov2(tmp_path / "source")
+    result = CliRunner().invoke(app, ["params", "--weights", f"transformers:{source}"])
+    assert result.exit_code == 2 and "run by its own library" in result.stderr

@@ -54,6 +54,7 @@ ENGINES = {
     "reference": EngineKind(
         "the encoder's own library, unchanged (extra reference)",
         "reference",
+        any_batch=False,
         own_encoder=False,
     ),
 }

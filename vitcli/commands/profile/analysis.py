@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.params.analysis import component_costs
@@ -25,8 +27,11 @@ from vitcli.commands.profile.result import (
     ProfileSettings,
 )
 from vitcli.commands.profile.session import Session, Way, random_images
+from vitcli.config.load import REFERENCE
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
+from vitcli.engines.library import LibraryEncoder
+from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
 from vitcli.inference import Advance
@@ -76,12 +81,15 @@ def profile(
     attend(model.encoder, settings.attention)
     ways = []
     for dtype in dtypes:
-        cast = in_dtype(model, dtype)
-        default = "eager" if settings.backward else default_engine(cast.device, cast.dtype)
-        one = random_images(cast, 1)
+        turned = in_dtype(model, dtype)
+        default = "eager" if settings.backward else default_engine(turned.device, turned.dtype)
+        one = random_images(turned, 1)
         for name in settings.engines or (default,):
-            engine = prepare_engine(name, cast.encoder, one, batches=settings.batches)
-            ways.append(Way(engine, cast))
+            if name == REFERENCE:
+                engine = library_engine(turned, settings)
+            else:
+                engine = prepare_engine(name, turned.encoder, one, batches=settings.batches)
+            ways.append(Way(engine, turned))
     infos = tuple(_engine_info(way.engine, way.model) for way in ways)
     faithful = tuple(
         fidelity(model, way.engine, way.model, images)
@@ -112,6 +120,39 @@ def profile(
         fidelity=faithful,
         fits=fits,
     )
+
+
+def library_engine(model: Model, settings: ProfileSettings) -> Engine:
+    """The library that wrote a checkpoint, to be timed beside vitcli's engines.
+
+    Raises:
+        VitcliError: fresh weights, which no library wrote, or settings that it cannot follow.
+    """
+    source = model.request.weights if model.request else None
+    if source is None:
+        raise VitcliError(
+            f"--engine {REFERENCE}: {model.name} has fresh weights, so no library wrote them",
+            "--weights SOURCE",
+        )
+    if settings.attention:
+        raise VitcliError(
+            f"--attention {settings.attention}: the library attends in its own way",
+            f"leave out --engine {REFERENCE} or --attention",
+        )
+    start = time.perf_counter()
+    backbone = open_reference(
+        source, device=model.device, dtype=model.dtype, image_size=model.asked_size
+    )
+    encoder = LibraryEncoder(backbone, model.input_size)
+
+    def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
+        with torch.inference_mode():
+            found = encoder(images)
+        pooled = found.pooled if encoder.gives_pooled else None
+        return EncoderOutput(found.tokens, cast(Tensor, None), pooled, found.output), []
+
+    version = f"{backbone.library} {backbone.version}"
+    return Engine(REFERENCE, run, version, time.perf_counter() - start)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
