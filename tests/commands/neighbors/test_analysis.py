@@ -116,6 +116,17 @@ def test_pictures_are_those_of_the_rows(place: Path) -> None:
     assert [p.size for p in rest] == [(n.width, n.height) for n in result.neighbours]
 
 
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"{}", b"[1, 2]", b"\xff", b""])
+def test_a_damaged_list_of_inputs_is_named(place: Path, tmp_path: Path, line: bytes) -> None:
+    copy = shutil.copytree(place / "out", tmp_path / "copy")
+    (inputs,) = copy.rglob(INPUTS)
+    query = place / "in/d/07.png"
+    result = neighbors(inputs.parent, query, count=1)
+    inputs.write_bytes(line + b"\n" + inputs.read_bytes())
+    with pytest.raises(VitcliError, match="list of inputs is damaged"):
+        pictures(dataclasses.replace(result, index=0))
+
+
 def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     with pytest.raises(VitcliError, match=r"bad\.png: its vector is missing \(unsupported"):
         neighbors(place / "out", "bad.png")

@@ -92,12 +92,13 @@ def _photo(path: str, box: tuple[float, float, float, float]) -> tuple[Any, Any]
     """The picture's pixels, small, and the box in them; white where it is not a file."""
     import numpy as np
 
-    from vitcli.images.decode import decode
+    from vitcli.images.decode import decode, is_quick
+    from vitcli.images.pool import decode_within
 
     if not Path(path).is_file():
         left, top, right, bottom = box
         height, width = round(bottom - top), round(right - left)
         return np.full((height, width, 3), 255, np.uint8), (0.0, 0.0, float(width), float(height))
-    picture = decode(path).image
+    picture = (decode(path) if is_quick(path) else decode_within(path)).image
     photo = shrunk(picture)
     return photo, scaled(box, picture, photo)

@@ -147,10 +147,17 @@ def pictures(result: NeighborsResult) -> list[Any]:
     """The Pillow images of the image and its neighbors, None where they are gone."""
     rows = [result.index, *(found.index for found in result.neighbours)]
     wanted = dict.fromkeys(rows, Entry(result.image, result.image))
-    with (Path(result.folder) / INPUTS).open("rb") as file:
-        for index, line in enumerate(file):
-            if index in wanted:
-                wanted[index] = Entry.from_line(line)
+    inputs = Path(result.folder) / INPUTS
+    try:
+        with inputs.open("rb") as file:
+            for index, line in enumerate(file):
+                if index in wanted:
+                    wanted[index] = Entry.from_line(line)
+    except (OSError, ValueError, RecursionError) as error:
+        raise VitcliError(
+            f"{printable(inputs)}: the list of inputs is damaged",
+            "embed the images again into another folder",
+        ) from error
     return [_picture(wanted[row]) for row in rows]
 
 
