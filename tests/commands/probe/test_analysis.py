@@ -32,12 +32,12 @@ def test_classes_that_are_apart_are_all_told_and_noise_is_not() -> None:
     assert [score.accuracy for score in result.scores] == [1.0, 1.0]
     assert result.protocol == "5-fold cross-validation with 5 split seeds"
     assert result.largest_share == pytest.approx(1 / 3)
-    assert result.verdict_code == "better" and "always saying 'a' is right" in result.verdict
+    assert result.verdict_code == "better" and "always predicting 'a' is right" in result.verdict
     noise = single(*blobs(30, 3, 0.0), k=5)
     for score in noise.scores:
         assert score.tested == 5 * 90 and score.low < 1 / 3 < score.high
     assert noise.verdict_code == "no better"
-    assert noise.verdict.startswith("no better than always saying 'a' (33.3%)")
+    assert noise.verdict.startswith("no better than always predicting 'a' (33.3%)")
 
 
 def test_small_classes_are_found_by_neighbors_too() -> None:
@@ -83,9 +83,9 @@ def test_a_given_split_is_kept() -> None:
 
 
 def test_too_few_to_say() -> None:
-    with pytest.raises(VitcliError, match="1 classes of at least two images"):
+    with pytest.raises(VitcliError, match="got 1 classes"):
         single(np.eye(4), ["a", "a", "b", "c"])
-    with pytest.raises(VitcliError, match="0 classes of at least two groups"):
+    with pytest.raises(VitcliError, match="at least two different groups"):
         single(np.random.default_rng(0).normal(size=(8, 3)), list("aaaabbbb"), groups="xxxxyyyy")
 
 
@@ -156,7 +156,7 @@ def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
     again = answer(tmp_path / "out", "--k", "3")
     assert {**again, "folder": "", "verdict": ""} == {**said, "folder": "", "verdict": ""}
     refused = answer(tmp_path / "out", *SMALL, code=2)
-    assert "a model cannot change them" in refused["error"]
+    assert "a model is only for images" in refused["error"]
 
 
 def test_classes_are_the_same_however_their_images_were_named(tmp_path: Path) -> None:
@@ -182,10 +182,11 @@ def test_groups_and_targets_from_files(tmp_path: Path) -> None:
     assert (said["groups"], said["protocol"][:6]) == (6, "3-fold")
     groups.write_text("dark/0.png,1\n")
     assert (
-        "11 of 12 images have none" in answer(tmp_path / "out", "--groups", groups, code=2)["error"]
+        "11 of 12 images are without a group"
+        in answer(tmp_path / "out", "--groups", groups, code=2)["error"]
     )
     alone = answer(tmp_path / "out", "--groups", "parent", code=2)
-    assert "0 classes of at least two groups" in alone["error"]
+    assert "at least two different groups" in alone["error"]
     targets = tmp_path / "targets.csv"
     lines = [f"{name},{200 if name[0] == 'l' else 20}\n" for name in names]
     targets.write_text("path,brightness\n" + "".join(lines))
@@ -240,7 +241,7 @@ def test_every_layer_is_probed_where_the_vectors_hold_layers(tmp_path: Path) -> 
     last = answer(tmp_path / "out", "--layers", "-1", "--plot", tmp_path / "layers.png")
     assert [one["layer"] for one in last["ranked"]] == [1]
     missing = answer(tmp_path / "out", "--layers", "3", code=2)
-    assert "does not hold these layers (got layers: 0, 1)" in missing["error"]
+    assert "does not hold these layers (it holds: 0, 1)" in missing["error"]
 
 
 def test_images_are_probed_without_keeping_their_vectors(tmp_path: Path) -> None:
