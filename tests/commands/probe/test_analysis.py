@@ -194,7 +194,7 @@ def test_groups_and_targets_from_files(tmp_path: Path) -> None:
     assert said["regression"]["r2"] > 0.9 and said["scores"] == []
     targets.write_text("path,brightness\ndark/0.png,bright\n")
     assert (
-        "line 2: 'bright' is not a number"
+        "targets.csv:2: is not a number (got 'bright')"
         in (answer(tmp_path / "out", "--targets", targets, code=2)["error"])
     )
 
