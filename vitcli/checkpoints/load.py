@@ -60,7 +60,7 @@ def load_weights(
     """The encoder of `source`: a file, directory, sharded index or hub id.
 
     Args:
-        preset: fills in what the source does not tell.
+        preset: fills in what the source does not give.
         overrides: settings that win over everything but the tensors themselves.
         dtype: of the parameters; tensors that are stored so are used where the file is mapped.
         image_size: (height, width) in pixels that the preprocessing should give.

@@ -193,7 +193,7 @@ def resolve_settings(
     Args:
         shapes: our state-dict names to the shapes of what the checkpoint has for them.
         foreign: the config beside the weights, None where there is none.
-        preset: fills in what the checkpoint does not tell.
+        preset: fills in what the checkpoint does not give.
         overrides: the user's settings; they win over everything but the tensors.
 
     Raises:

@@ -360,7 +360,7 @@ def _pillow_limits(max_pixels: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """libtiff writes its complaints straight to the process's stderr; Pillow's error tells all."""
+    """libtiff writes its complaints straight to the process's stderr; Pillow's error has it too."""
     try:
         saved = os.dup(2)
     except OSError:  # there is no stderr

@@ -159,7 +159,7 @@ def fitted(grid: Table, *less: str) -> Table:
 
 
 class Bar:
-    """What is done of a task on stderr: a bar on a terminal (`live`), elsewhere nothing."""
+    """What is done of a task on stderr: a bar on a terminal (`live`), otherwise nothing."""
 
     def __init__(self, title: str, timed: bool) -> None:
         from rich.progress import (

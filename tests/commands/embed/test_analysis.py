@@ -283,7 +283,7 @@ def test_what_cannot_be_written_is_refused_before_any_image(
     for options, message in (
         ({"kind": "dist"}, "--tokens dist: .* does not give it"),
         ({"kind": "output", "layers": (1,)}, "only after the last block"),
-        ({"layers": (3,)}, "--layers 3: this encoder does not have this layer"),
+        ({"layers": (3,)}, "--layers 3: the encoder does not have this layer"),
         ({"format": "npy", "kind": "cls,pooled"}, "vectors alone, of one kind"),
         ({"format": "xlsx"}, "--format xlsx: unknown"),
         ({"format": "npy", "norms": True}, "vectors alone"),

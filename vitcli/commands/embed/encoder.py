@@ -278,7 +278,7 @@ def checked(model: Model, options: FolderOptions) -> FolderOptions:
         VitcliError: kinds or layers that this encoder cannot give, or that fit no format.
     """
     model.check_reads_images()
-    size = model.preprocessing.output_size  # an error where nothing tells how to prepare pixels
+    size = model.preprocessing.output_size  # an error without a preprocessing config
     c = model.config.encoder
     available = [kind for kind in KINDS if kind in available_tokens(c)]
     if size is None:

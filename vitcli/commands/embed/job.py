@@ -165,10 +165,10 @@ class Job:
             raise PartError(f"{name}: its rows are of other images")
         found = [[key, str(v.dtype), list(v.shape[1:])] for key, v in rows.arrays.items()]
         if first_release:
-            alike = bool(found) and found[0][:2] == ["vector", self.settings["vector_dtype"]]
+            matches = bool(found) and found[0][:2] == ["vector", self.settings["vector_dtype"]]
         else:
-            alike = found == [list(column) for column in self.settings["columns"]]
-        if not alike:
+            matches = found == [list(column) for column in self.settings["columns"]]
+        if not matches:
             raise PartError(f"{name}: other arrays (got {found})")
         good = rows.good
         if not all(rows.status) or not all(

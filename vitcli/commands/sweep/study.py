@@ -502,7 +502,7 @@ class Search:
         trials = repeats(self.sweep, live.params)
         entry = self._storage.get_trial(live._trial_id)
         claim = self._take(entry, trials, trial_id(self.sweep.command, point), live)
-        if claim is None:  # the same point is running elsewhere
+        if claim is None:  # the same point is running in another process
             self._study.tell(live, state=optuna.trial.TrialState.FAIL)
         return claim
 

@@ -245,14 +245,14 @@ def _pairs(
         by_size[image.size].append(image)
     rest = []
     for old in removed:
-        alike = by_size[old.size]
-        named = [new for new in alike if Path(new.path).name == Path(old.path).name]
-        beside = [new for new in alike if Path(new.path).parent == Path(old.path).parent]
+        same_size = by_size[old.size]
+        named = [new for new in same_size if Path(new.path).name == Path(old.path).name]
+        beside = [new for new in same_size if Path(new.path).parent == Path(old.path).parent]
         found = next(iter(named or beside), None)
         if found is None:
             rest.append(old)
             continue
-        alike.remove(found)
+        same_size.remove(found)
         (moved if named else renamed).append(f"{old.path} to {found.path}")
     left = [image for images in by_size.values() for image in images]
     return sorted(left, key=lambda image: image.path), rest, moved, renamed

@@ -22,7 +22,7 @@ ROWS = 10
 
 
 class Lines:
-    """A bar on a terminal, a line per tenth of the run elsewhere."""
+    """A bar on a terminal, otherwise a line per tenth of the run."""
 
     def __init__(self, bar: Bar) -> None:
         self.bar = bar
