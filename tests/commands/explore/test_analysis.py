@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert choose_layers(model, None) == [1, 2, 3] and choose_layers(model, [-1, 0]) == [0, 3]
     with pytest.raises(VitcliError, match="expected 0 to 3"):
         choose_layers(model, [4])
-    with pytest.raises(VitcliError, match="one or two encoders"):
+    with pytest.raises(VitcliError, match="1 or 2 encoders"):
         explore([model] * 3, [], tmp_path / "p.html")
     with pytest.raises(VitcliError, match=r"\.html"):
         explore([model], [], tmp_path / "p.png")
