@@ -367,3 +367,13 @@ def test_a_checkpoint_named_by_its_library_is_refused_elsewhere(tmp_path: Path) 
     source = sources.transformers_dinov2(tmp_path / "source")
     result = CliRunner().invoke(app, ["params", "--weights", f"transformers:{source}"])
     assert result.exit_code == 2 and "run by its own library" in result.stderr
+
+
+@pytest.mark.parametrize("make", [sources.transformers_resnet, sources.timm_swin])
+def test_the_error_of_another_architecture_names_the_engine(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source")
+    with pytest.raises(VitcliError) as caught:
+        vitcli.load(source)
+    assert "--engine reference" in caught.value.hint
