@@ -19,8 +19,7 @@ from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.training import TrainConfig
 from vitcli.config.variants import Cost, PositionSpec
 from vitcli.errors import VitcliError
-from vitcli.nn.attention import Grid
-from vitcli.nn.parameters import decayed_names, trunc_normal
+from vitcli.nn.attention import Grid, decayed_names, trunc_normal
 from vitcli.nn.positions import NoPosition
 
 

@@ -24,6 +24,7 @@ from vitcli.nn.attention import (
     NeighborhoodMask,
     NoMask,
     WindowMask,
+    initialize,
 )
 from vitcli.nn.block import (
     ACTIVATIONS,
@@ -35,7 +36,6 @@ from vitcli.nn.block import (
     PerHeadNorm,
 )
 from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
-from vitcli.nn.parameters import initialize
 from vitcli.nn.pooling import (
     ClsMeanPooling,
     ClsPooling,

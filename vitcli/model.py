@@ -21,8 +21,8 @@ from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder,
 from vitcli.checkpoints.families.hf_processors import from_transformers
 from vitcli.checkpoints.families.open_clip import from_open_clip
 from vitcli.checkpoints.families.timm import from_timm
-from vitcli.checkpoints.hub import is_hub_id
 from vitcli.checkpoints.load import Plan, load_weights, plan_weights
+from vitcli.checkpoints.readers import is_hub_id
 from vitcli.config.load import (
     NAME_A_PRESET,
     REFERENCE,

@@ -19,7 +19,7 @@ from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.nn import attention, block, positions
 from vitcli.nn import block as feedforward
 from vitcli.nn import block as norms
-from vitcli.nn.parameters import SCHEMES
+from vitcli.nn.attention import SCHEMES
 
 LINEAR = {"head": "linear", "head_out": 1000}
 TANH = {"head": "tanh"}

@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import tiny_config
 from vitcli.build import allocate, build_encoder, build_meta
-from vitcli.nn.parameters import trunc_normal
+from vitcli.nn.attention import trunc_normal
 
 
 def test_truncated_normal_matches_its_closed_form():

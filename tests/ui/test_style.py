@@ -13,18 +13,20 @@ from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import Plot, draw, save_figure
-from vitcli.ui.style import (
+from vitcli.ui.figures import (
     COLORS,
     COLUMN,
     DASHES,
     MARKERS,
     PAGE,
     POINTS,
+    Plot,
+    draw,
     ended,
     fill,
     merge_small,
     new_figure,
+    save_figure,
     series,
     spread_caption,
     styled,

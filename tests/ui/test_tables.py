@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from vitcli.cli import app
 from vitcli.results import csv_text
-from vitcli.ui.console import table
-from vitcli.ui.tables import FORMATS, to_latex, to_markdown
+from vitcli.ui.console import FORMATS, table, to_latex, to_markdown
 
 MODELS = ("params", "--preset", "vit-b16", "--preset", "vit-ti16")
 
@@ -142,7 +141,7 @@ def test_columns_give_way_before_a_cell_is_cut(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     from vitcli.commands.catalog.analysis import presets
-    from vitcli.ui.tables import show
+    from vitcli.ui.console import show
 
     result = presets("")
     show(result, "table")

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import MultiHeadSelfAttention
+from vitcli.nn.attention import MultiHeadSelfAttention, Part
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.nn.parameters import Part
 
 PARTS = {"q": 0, "k": 1, "v": 2}
 """The thirds of the fused projection."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import MultiHeadSelfAttention, Rotation, identity
-from vitcli.nn.parameters import Part
+from vitcli.nn.attention import MultiHeadSelfAttention, Part, Rotation, identity
 
 
 class DropPath(nn.Module):

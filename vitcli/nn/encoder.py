@@ -17,12 +17,13 @@ from vitcli.nn.attention import (
     Grid,
     Mask,
     MultiHeadSelfAttention,
+    Part,
     Rotation,
     identity,
     join_masks,
+    trunc_normal,
 )
 from vitcli.nn.block import Block
-from vitcli.nn.parameters import Part, trunc_normal
 from vitcli.nn.positions import NoPosition
 
 

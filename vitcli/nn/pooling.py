@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitcli.nn.attention import FusedAttention, Grid
-from vitcli.nn.parameters import Part, trunc_normal
+from vitcli.nn.attention import FusedAttention, Grid, Part, trunc_normal
 
 
 class ClsPooling(nn.Module):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.nn.attention import Grid, Rotation, identity
-from vitcli.nn.parameters import Part, trunc_normal
+from vitcli.nn.attention import Grid, Part, Rotation, identity, trunc_normal
 
 
 class NoPosition(Part):

@@ -22,7 +22,7 @@ from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.ui.tables import FORMATS, complete
+from vitcli.ui.console import FORMATS, complete
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

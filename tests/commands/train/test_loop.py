@@ -13,8 +13,7 @@ from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.data import ShapesSource, batch_indices
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.parallel import World, local_device, world
-from vitcli.commands.train.start import audit, first_bad_layer
+from vitcli.commands.train.start import World, audit, first_bad_layer, local_device, world
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
 

@@ -7,7 +7,7 @@ from tests.conftest import tiny_config
 from vitcli.build import build_encoder
 from vitcli.commands.train.start import make_optimizer
 from vitcli.config.training import TrainConfig
-from vitcli.nn.parameters import decayed_names
+from vitcli.nn.attention import decayed_names
 
 
 def test_only_matrices_are_decayed() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.errors import VitcliError
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -17,7 +18,6 @@ from vitcli.ui.options import (
     Output,
     grouped,
 )
-from vitcli.ui.tables import show
 
 if TYPE_CHECKING:
     from vitcli.model import Model

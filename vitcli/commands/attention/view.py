@@ -19,8 +19,19 @@ from vitcli.commands.attention.result import (
 )
 from vitcli.images.preprocess import Box, MapSheet
 from vitcli.ui.console import table
-from vitcli.ui.figures import bare, count_along_x, lay, outline, shrunk
-from vitcli.ui.style import PAGE, caption, ended, new_figure, series, styled
+from vitcli.ui.figures import (
+    PAGE,
+    bare,
+    caption,
+    count_along_x,
+    ended,
+    lay,
+    new_figure,
+    outline,
+    series,
+    shrunk,
+    styled,
+)
 
 BAR = 6
 """Cells of a full bar."""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from vitcli.ui.console import show
 from vitcli.ui.options import Output, grouped
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -18,6 +18,7 @@ from vitcli.config.load import (
 )
 from vitcli.errors import VitcliError
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -28,7 +29,6 @@ from vitcli.ui.options import (
     model_option,
     split_source,
 )
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -11,7 +11,17 @@ from rich.table import Table
 
 from vitcli.commands.compare.result import CompareResult, LinearCka, VerifyResult
 from vitcli.ui.console import table
-from vitcli.ui.style import CHANCE, COLORS, COLUMN, PAGE, caption, ended, new_figure, series, styled
+from vitcli.ui.figures import (
+    CHANCE,
+    COLORS,
+    COLUMN,
+    PAGE,
+    caption,
+    ended,
+    new_figure,
+    series,
+    styled,
+)
 
 
 def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:

@@ -146,9 +146,8 @@ def embed(
       vitcli embed photos/ --out grids/ --tokens patch --vector-dtype float16
     """
     from vitcli.commands.embed.view import summary, watch_job
-    from vitcli.ui.console import answer_text, note, status, stream
+    from vitcli.ui.console import answer_text, note, show, status, stream
     from vitcli.ui.options import parse_color
-    from vitcli.ui.tables import show
 
     color = parse_color(background)
     wanted = parse_layers(layers)

@@ -16,6 +16,7 @@ from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     BackgroundOption,
@@ -27,7 +28,6 @@ from vitcli.ui.options import (
     grouped,
     known_engine,
 )
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -13,8 +13,20 @@ from rich.table import Table
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.images.preprocess import FeatureSheet
 from vitcli.ui.console import table
-from vitcli.ui.figures import bare, count_along_x, covered, lay, outline, scaled, shrunk
-from vitcli.ui.style import PAGE, ended, new_figure, series, styled
+from vitcli.ui.figures import (
+    PAGE,
+    bare,
+    count_along_x,
+    covered,
+    ended,
+    lay,
+    new_figure,
+    outline,
+    scaled,
+    series,
+    shrunk,
+    styled,
+)
 
 MOST_NAMED = 8
 """Images that the figure's legend names."""

@@ -9,9 +9,9 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
-from vitcli.ui.tables import show
 
 LayersOption = Annotated[
     str | None,

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.explore.result import ExploreResult, GridResult
 from vitcli.ui.console import percent, table
-from vitcli.ui.figures import bare, lay, outline, scaled, shrunk
-from vitcli.ui.style import PAGE, ended, new_figure, styled
+from vitcli.ui.figures import PAGE, bare, ended, lay, new_figure, outline, scaled, shrunk, styled
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:

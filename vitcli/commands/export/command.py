@@ -10,8 +10,8 @@ import typer
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import show
 from vitcli.ui.options import ModelOptions, Output, grouped
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import Output, grouped
-from vitcli.ui.tables import show
 
 
 @grouped

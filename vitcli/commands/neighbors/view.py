@@ -11,8 +11,7 @@ from rich.markup import escape
 from vitcli.commands.neighbors.result import NeighborsResult
 from vitcli.files import printable
 from vitcli.ui.console import fitted, table
-from vitcli.ui.figures import bare
-from vitcli.ui.style import COLORS, DASHES, caption, ended, new_figure, styled
+from vitcli.ui.figures import COLORS, DASHES, bare, caption, ended, new_figure, styled
 
 _COLUMNS = 6
 

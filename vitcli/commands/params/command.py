@@ -7,6 +7,7 @@ from typing import Annotated
 from vitcli.config.load import ModelRequest, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import (
     EncodersOptions,
@@ -15,7 +16,6 @@ from vitcli.ui.options import (
     Without,
     grouped,
 )
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -20,7 +20,7 @@ from vitcli.commands.params.result import (
     ParamsResult,
 )
 from vitcli.ui.console import exact, percent, short, table
-from vitcli.ui.style import POINTS, fill, merge_small, new_figure, styled
+from vitcli.ui.figures import POINTS, fill, merge_small, new_figure, styled
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""

@@ -11,6 +11,7 @@ import typer
 from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import (
     EncodersOptions,
@@ -20,7 +21,6 @@ from vitcli.ui.options import (
     known_engine,
     model_option,
 )
-from vitcli.ui.tables import show
 
 
 @grouped

@@ -19,8 +19,16 @@ from vitcli.commands.probe.result import (
 from vitcli.errors import VitcliError
 from vitcli.results import csv_text
 from vitcli.ui.console import duration, short, table
-from vitcli.ui.figures import count_along_x
-from vitcli.ui.style import CHANCE, caption, chance_line, ended, new_figure, series, styled
+from vitcli.ui.figures import (
+    CHANCE,
+    caption,
+    chance_line,
+    count_along_x,
+    ended,
+    new_figure,
+    series,
+    styled,
+)
 
 WORST = 5
 """Classes and pairs of classes that are shown."""

@@ -10,9 +10,9 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
+from vitcli.ui.console import show
 from vitcli.ui.figures import Plot, draw
 from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped
-from vitcli.ui.tables import show
 
 BATCHES = (1, 8, 64)
 

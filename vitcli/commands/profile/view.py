@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
 from vitcli.ui.console import plural, table
-from vitcli.ui.style import POINTS, caption, merge_small, new_figure, series, styled
+from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, styled
 
 
 def seconds(value: float) -> str:

@@ -13,9 +13,9 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.ui import figures as answers
+from vitcli.ui.console import show as answer_with
 from vitcli.ui.figures import Plot
 from vitcli.ui.options import Output, grouped
-from vitcli.ui.tables import show as answer_with
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import SweepReport

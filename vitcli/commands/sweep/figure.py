@@ -11,8 +11,16 @@ from vitcli.commands.sweep.comparisons import is_number
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError
-from vitcli.ui.figures import count_along_x
-from vitcli.ui.style import POINTS, caption, fill, new_figure, series, spread_caption, styled
+from vitcli.ui.figures import (
+    POINTS,
+    caption,
+    count_along_x,
+    fill,
+    new_figure,
+    series,
+    spread_caption,
+    styled,
+)
 
 KINDS = ("auto", "bars", "lines", "heatmap", "curves", "search")
 LOG_RATIO = 20

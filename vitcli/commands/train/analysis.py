@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from vitcli.commands.train.data import ImagesSource, ShapesSource, TrainingData
 from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.parallel import World, local_device, world
 from vitcli.commands.train.result import (
     CONFIDENCE,
     MARGIN,
@@ -28,12 +27,15 @@ from vitcli.commands.train.result import (
 )
 from vitcli.commands.train.snapshots import RunDirectory, event_writer
 from vitcli.commands.train.start import (
+    World,
     learning_rate,
+    local_device,
     map_outputs,
     set_threads,
     start_encoder,
     warmup_steps,
     with_classifier,
+    world,
 )
 from vitcli.config.load import ModelRequest, Setting, resized_to
 from vitcli.config.training import (

@@ -270,8 +270,7 @@ def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) ->
     """Show a run that is over, in the first process only."""
     if not first_process():
         return
-    from vitcli.ui.console import note
-    from vitcli.ui.tables import show
+    from vitcli.ui.console import note, show
 
     if request.out:
         loadable = (request.out / "model.safetensors").exists()

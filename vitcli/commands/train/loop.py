@@ -30,7 +30,6 @@ from vitcli.commands.train.data import (
     soft_targets,
 )
 from vitcli.commands.train.inputs import derived_seed
-from vitcli.commands.train.parallel import World
 from vitcli.commands.train.result import (
     AuditRow,
     Outcome,
@@ -42,6 +41,7 @@ from vitcli.commands.train.result import (
 )
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import (
+    World,
     audit,
     first_bad_layer,
     learning_rate,

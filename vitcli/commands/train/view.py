@@ -12,8 +12,7 @@ from rich.table import Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
 from vitcli.ui.console import Bar, plural, progress, table
-from vitcli.ui.figures import count_along_x
-from vitcli.ui.style import chance_line, ended, new_figure, series, styled
+from vitcli.ui.figures import chance_line, count_along_x, ended, new_figure, series, styled
 
 SHOWN = 10
 """Unreadable images that are listed."""
