@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Scripted use without a sweep's file: a loop over `vitcli … --json`, read as JSON, a line a run.
+# Scripted use without a sweep's file: a loop over `vitcli … --json`, read as JSON, one line per run.
 #
 #   experiments/norm-loop.sh                             the 2x2 table, about a minute
 #   experiments/norm-loop.sh --set data.train_size=4096  any option of train-shapes

@@ -72,7 +72,7 @@ def test_the_shell_loop_prints_a_line_a_run() -> None:
     )  # fmt: skip
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["norm", "warmup", "val_accuracy", "verdict"]
-    assert [row[:2] for row in rows] == [["post", "0"], ["post", "0.1"]]
+    assert [row[:2] for row in rows] == [["post", "0"], ["post", "0.25"]]
     assert all(0 <= float(row[2]) <= 1 and row[3] for row in rows)
 
 

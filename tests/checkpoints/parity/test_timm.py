@@ -117,7 +117,7 @@ def test_an_architecture_that_is_built_otherwise_is_refused(tmp_path: Path) -> N
     with pytest.raises(VitcliError, match="eva02_enormous_patch14_clip_224"):
         load_weights(str(tmp_path))
     (tmp_path / "config.json").unlink()
-    with pytest.raises(VitcliError, match=r"nor a config say .*norm_placement"):
+    with pytest.raises(VitcliError, match=r"nor a config give .*norm_placement"):
         load_weights(str(tmp_path))
     shutil.rmtree(tmp_path)
     mixed = timm.create_model("vit_small_patch16_rope_mixed_224", num_classes=0, depth=1)

@@ -189,6 +189,7 @@ def test_presets_lists_each_preset_by_family_and_size() -> None:
         "image_size": [224, 224],
         "native_size": [224, 224],
         "parameters": 85_798_656,
+        "hub": None,
     }
 
 
