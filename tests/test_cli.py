@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from typing import Any, get_args
 
 import pytest
 import typer
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from vitcli.cli import app
+from vitcli.cli import app, report
 from vitcli.config.schema import InitScheme, NormPlacement, PoolingKind, PositionKind
 
 GROUP: Any = typer.main.get_command(app)
@@ -92,3 +95,21 @@ def test_the_words_of_the_schema_are_those_of_the_help(kind: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_word_is_cut_at_80_columns(name: str) -> None:
     assert not re.search(r"\w…", page(name, columns=80))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights"),
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
+    ],
+)
+def test_a_full_disk_is_told_as_that_whatever_library_wrote(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "free some space" in said
+    assert "fault in vitcli" not in said

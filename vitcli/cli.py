@@ -32,6 +32,11 @@ def complain(message: str, hint: str = "") -> None:
         console.print(f"  [cyan]try:[/] {escape(hint)}")
 
 
+def _full_disk(error: BaseException) -> bool:
+    """Python's own; what writes in Rust or C++ raises its own class with the system's text."""
+    return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)
+
+
 def _out_of_memory(error: BaseException) -> bool:
     """Python's own; torch's on a GPU; torch's on the CPU, which has no class, only a text."""
     kinds = ("MemoryError", "OutOfMemoryError")
@@ -52,11 +57,12 @@ def report(error: BaseException) -> int:
         # The reader went away; keep Python's own flush at exit from complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        full = error.errno == errno.ENOSPC
-        hint = "free some space and run it again" if full else ""
-        complain(f"{where}{error.strerror or error}", hint)
+    if isinstance(error, OSError) or _full_disk(error):
+        file = getattr(error, "filename", None)
+        where = f"{file}: " if file else ""
+        full = _full_disk(error)
+        said = os.strerror(errno.ENOSPC) if full else getattr(error, "strerror", None) or error
+        complain(f"{where}{said}", "free some space and run it again" if full else "")
         return 1
     if _out_of_memory(error):
         complain("out of memory", "use a smaller batch, image or encoder")
