@@ -124,10 +124,16 @@ search:
     outcome = sweeper.run(text)
     assert outcome.counts.pruned >= 1
     assert outcome.counts.pruned + outcome.counts.done == 8
-    trials = sweeper.report(text).trials
-    pruned = [1 - abs(t.params["lr"] - 0.5) for t in trials if t.state == "pruned"]
-    done = [t.metrics["score"] for t in trials if t.state == "done"]
-    assert max(pruned) < statistics.median([*done, *pruned])
+    states = {trial.params["lr"]: trial.state for trial in sweeper.report(text).trials}
+    started = [words.split() for words in sweeper.counts("start")]  # one at a time, in this order
+    rates = [float(words[words.index("--lr") + 1]) for words in started]
+    assert len(rates) == 8
+    done: list[float] = []
+    for rate in rates:
+        value = 1 - abs(rate - 0.5)
+        poor = len(done) >= 3 and value < statistics.median(done)
+        assert states[rate] == ("pruned" if poor else "done")
+        done += [] if poor else [value]
     assert sweeper.run(text).ran == 0, "pruned trials are finished"
     assert len(sweeper.counts("end")) == outcome.counts.done
 

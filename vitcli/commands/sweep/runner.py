@@ -352,6 +352,8 @@ class Runner:
         elif error := place.keep_result():
             self._failed(slot, error, code)
         else:
+            # What it wrote since the last look counts too, or a median would lack this trial.
+            self._report_values(slot)
             slot.results.append(place.result() or {})
             self._seconds.append(child.wall_s)
             self._close(slot, "done", code, remove=False)
@@ -375,8 +377,8 @@ class Runner:
         if remove:
             self._slots.remove(slot)
 
-    def _should_prune(self, slot: _Slot) -> bool:
-        """Pass new intermediate values of the claim's first trial on to Optuna's pruner."""
+    def _report_values(self, slot: _Slot) -> bool:
+        """Pass new intermediate values of the claim's first trial on to Optuna; whether any."""
         pruner = self.sweep.search.pruner if self.sweep.search else None
         live = slot.claim.live
         if pruner is None or live is None or slot.results or slot.place is None:
@@ -386,7 +388,10 @@ class Runner:
         for step, value in values:
             live.report(value, step)
             slot.last_value = value
-        return bool(values) and live.should_prune()
+        return bool(values)
+
+    def _should_prune(self, slot: _Slot) -> bool:
+        return self._report_values(slot) and slot.claim.live.should_prune()
 
     # -- the whole ---------------------------------------------------------------------------
 
