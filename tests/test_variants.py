@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.conftest import tiny_config, tiny_encoder
 from vitcli import build
 from vitcli.build import build_encoder, build_meta, register
-from vitcli.commands.params import result as components
+from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.train.start import copy_weights, make_optimizer
 from vitcli.config.load import load_config, parse_setting

@@ -26,7 +26,7 @@ from vitcli.nn.attention import (
     WindowMask,
     initialize,
 )
-from vitcli.nn.block import (
+from vitcli.nn.encoder import (
     ACTIVATIONS,
     BLOCKS,
     FEED_FORWARDS,
@@ -34,8 +34,10 @@ from vitcli.nn.block import (
     Block,
     LayerScale,
     PerHeadNorm,
+    VisionEncoder,
+    VisionFrontEnd,
+    ViT,
 )
-from vitcli.nn.encoder import VisionEncoder, VisionFrontEnd, ViT
 from vitcli.nn.pooling import (
     ClsMeanPooling,
     ClsPooling,

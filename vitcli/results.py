@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib
+import importlib.util
 import io
 import json
 import math
@@ -66,7 +67,8 @@ class Result:
     """What a command answers: `print` shows its tables, a notebook shows them as HTML.
 
     `figure()` is what `--plot` draws and `to_dict()` what `--json` prints. Tables and figures are
-    made by the `view` module beside the class's own, so a result imports nothing that draws.
+    made by the `view` module beside the class's own, or by `command` where they are short, so a
+    result imports nothing that draws.
     """
 
     rows_at: ClassVar[str] = ""
@@ -133,7 +135,8 @@ class Result:
 
     def _of_view(self, name: str) -> Any:
         package = type(self).__module__.rpartition(".")[0]
-        view = importlib.import_module(f"{package}.view")  # by name: it stands above this module
+        has_view = importlib.util.find_spec(f"{package}.view") is not None
+        view = importlib.import_module(f"{package}.{'view' if has_view else 'command'}")
         return getattr(view, self.view_prefix + name, None)
 
 

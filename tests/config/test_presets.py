@@ -16,9 +16,10 @@ from vitcli import build
 from vitcli.config import schema
 from vitcli.config.load import Setting, load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
-from vitcli.nn import attention, block, positions
-from vitcli.nn import block as feedforward
-from vitcli.nn import block as norms
+from vitcli.nn import attention, positions
+from vitcli.nn import encoder as block
+from vitcli.nn import encoder as feedforward
+from vitcli.nn import encoder as norms
 from vitcli.nn.attention import SCHEMES
 
 LINEAR = {"head": "linear", "head_out": 1000}

@@ -8,8 +8,7 @@ from tests.conftest import randomize, tiny_config, tiny_encoder
 from vitcli.build import build_block, build_encoder
 from vitcli.config.schema import EncoderConfig
 from vitcli.nn.attention import WindowMask
-from vitcli.nn.block import DropPath
-from vitcli.nn.encoder import VisionEncoder, hooked, layer_points
+from vitcli.nn.encoder import DropPath, VisionEncoder, hooked, layer_points
 from vitcli.nn.pooling import MapPooling
 
 

@@ -11,8 +11,7 @@ from matplotlib.colors import to_rgb
 
 from vitcli.commands.encode import view as encode
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
-from vitcli.commands.params.analysis import params
-from vitcli.commands.params.result import COMPONENTS, OTHER
+from vitcli.commands.params.analysis import COMPONENTS, OTHER, params
 from vitcli.commands.params.view import component_fills
 from vitcli.commands.params.view import figure as params_figure
 from vitcli.commands.train import view as train

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitcli.checkpoints.family import PROCESSORS
 from vitcli.checkpoints.formats import READERS, read_tensors
-from vitcli.checkpoints.preprocessing import PROCESSORS
 from vitcli.checkpoints.tensors import Tensors
 from vitcli.config.load import preset_names
 from vitcli.errors import VitcliError, install_extra

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from vitcli.engines.engine import Engine, Graph, Layers, shared_copy
 from vitcli.errors import VitcliError
-from vitcli.nn.block import FeedForward
-from vitcli.nn.encoder import EncoderOutput, VisionEncoder, hooked, layer_points
+from vitcli.nn.encoder import EncoderOutput, FeedForward, VisionEncoder, hooked, layer_points
 
 Module = TypeVar("Module", bound=nn.Module)
 LinearOperator = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tensor]

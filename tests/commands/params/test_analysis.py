@@ -16,9 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import vitcli
 from vitcli.build import build_encoder, build_meta
 from vitcli.checkpoints.load import save_snapshot
-from vitcli.commands.params import result as components
-from vitcli.commands.params.analysis import Cost, component_costs, model_costs
-from vitcli.commands.params.result import COMPONENTS
+from vitcli.commands.params import analysis as components
+from vitcli.commands.params.analysis import COMPONENTS, Cost, component_costs, model_costs
 from vitcli.config import variants
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig

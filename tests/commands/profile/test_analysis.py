@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import TINY
 from vitcli.build import build_encoder
-from vitcli.commands.params import result as components
+from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.profile import session as session_module
 from vitcli.commands.profile.analysis import attend, largest_batches, profile, verdict

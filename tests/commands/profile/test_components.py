@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profiler
 
 from tests.conftest import tiny_encoder
-from vitcli.commands.params import result as components
+from vitcli.commands.params import analysis as components
 from vitcli.commands.profile.components import (
     BACKWARD,
     MARK,

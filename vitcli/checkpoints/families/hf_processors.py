@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitcli.checkpoints.preprocessing import (
+from vitcli.checkpoints.family import (
     CLIP,
     FILTERS,
     HALF,

@@ -23,6 +23,7 @@ from vitcli.checkpoints.family import (
     Configs,
     Family,
     From,
+    Preprocessing,
     Renames,
     To,
     Variant,
@@ -32,7 +33,6 @@ from vitcli.checkpoints.family import (
     rows,
     summed_over_frames,
 )
-from vitcli.checkpoints.preprocessing import Preprocessing
 from vitcli.config.schema import EncoderConfig
 
 NO_BIAS = {"patch_bias": False, "attention.proj_bias": False, "mlp_bias": False}

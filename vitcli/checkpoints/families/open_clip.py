@@ -14,14 +14,21 @@ from vitcli.checkpoints.families.timm_architectures import (
     PERCEPTION_ENCODERS,
     VISION_TRANSFORMERS,
 )
-from vitcli.checkpoints.family import Configs, Family, Renames, To, Variant, only, rows, transposed
-from vitcli.checkpoints.preprocessing import (
+from vitcli.checkpoints.family import (
     CLIP,
+    Configs,
+    Family,
     Preprocessing,
+    Renames,
     Settings,
+    To,
+    Variant,
+    only,
     pair,
     refuse,
+    rows,
     section,
+    transposed,
     triple,
     validated,
 )

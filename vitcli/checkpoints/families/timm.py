@@ -12,16 +12,23 @@ from vitcli.checkpoints.families import hugging_face
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import flag, side, size
 from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
-from vitcli.checkpoints.family import Configs, Family, Renames, To, Variant, fused, only, rows
-from vitcli.checkpoints.preprocessing import (
+from vitcli.checkpoints.family import (
     FILTERS,
     IMAGENET,
+    Configs,
+    Family,
     Preprocessing,
+    Renames,
     Settings,
+    To,
+    Variant,
+    fused,
     is_list,
     is_number,
+    only,
     pair,
     refuse,
+    rows,
     section,
     triple,
     validated,

@@ -2,11 +2,64 @@
 
 from __future__ import annotations
 
-from vitcli.commands.catalog.result import FamiliesResult, FamilyRow, PresetRow, PresetsResult
+from dataclasses import dataclass
+from typing import ClassVar
+
 from vitcli.commands.params.analysis import model_costs
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
+from vitcli.results import Result
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    name: str
+    family: str
+    hidden: int
+    depth: int
+    heads: int
+    patch_size: int
+    image_size: tuple[int, int]
+    """(height, width) in pixels of the input (`ModelConfig.input_size`)."""
+    native_size: tuple[int, int]
+    """(height, width) in pixels that the position table is made for."""
+    parameters: int
+    hub: str | None
+    """The repository that publishes weights for it, for --weights; None where none is known."""
+
+
+@dataclass(frozen=True)
+class PresetsResult(Result):
+    """The presets, by family and size."""
+
+    rows_at: ClassVar[str] = "presets"
+
+    view_prefix: ClassVar[str] = "presets_"
+
+    presets: tuple[PresetRow, ...]
+
+
+@dataclass(frozen=True)
+class FamilyRow:
+    """How a library names the tensors of one kind of encoder, and what it was compared with."""
+
+    name: str
+    library: str
+    model_types: tuple[str, ...]
+    verified: str
+
+
+@dataclass(frozen=True)
+class FamiliesResult(Result):
+    """The checkpoint families, in the order they are tried."""
+
+    rows_at: ClassVar[str] = "families"
+
+    view_prefix: ClassVar[str] = "families_"
+
+    families: tuple[FamilyRow, ...]
+
 
 HUB = {
     "clip-bigg14": "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k",

@@ -1,13 +1,18 @@
-"""vitcli presets, vitcli families"""
+"""vitcli presets, vitcli families: their options and tables."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from vitcli.ui.console import show
+from vitcli.ui.console import exact, fitted, show, stream, table
 from vitcli.ui.options import Output, grouped
+
+if TYPE_CHECKING:
+    from vitcli.commands.catalog.analysis import FamiliesResult, PresetsResult
 
 
 @grouped
@@ -48,3 +53,43 @@ def families(
     from vitcli.commands.catalog.analysis import families as analysis
 
     show(analysis(word), output.form)
+
+
+def presets_tables(result: PresetsResult) -> Iterator[Table]:
+    """A row per preset, a line between families."""
+    from vitcli.commands.params.view import size
+
+    grid = table()
+    grid.add_column("preset", no_wrap=True)
+    for heading in ("hidden", "depth", "heads", "patch", "input", "native", "parameters"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    grid.add_column("hub id", no_wrap=True)
+    family = result.presets[0].family
+    for row in result.presets:
+        if row.family != family:
+            grid.add_section()
+            family = row.family
+        numbers = (row.hidden, row.depth, row.heads, row.patch_size)
+        native = size(row.native_size) if row.native_size != row.image_size else ""
+        places = (size(row.image_size), native)
+        grid.add_row(row.name, *map(str, numbers), *places, exact(row.parameters), row.hub or "")
+    yield fitted(grid, "native", "hub id", "heads", "depth", "hidden")
+
+
+def families_tables(result: FamiliesResult) -> Iterator[Table]:
+    """A row per family, a line between libraries."""
+    grid = table()
+    grid.add_column("family", no_wrap=True)
+    grid.add_column("library")
+    names = [name for row in result.families for name in row.model_types]
+    grid.add_column("model_type", min_width=1 + max(map(len, names), default=0))  # and its comma
+    grid.add_column("verified against")
+    library = result.families[0].library
+    for row in result.families:
+        if row.library != library:
+            grid.add_section()
+            library = row.library
+        grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
+    if stream().width < 100:  # the name begins with the library
+        grid.columns = [column for column in grid.columns if column.header != "library"]
+    yield grid

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
-from vitcli.commands.explore.result import ExploredEncoder, ExploreResult
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
@@ -32,7 +31,41 @@ from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
-from vitcli.results import FailedImage
+from vitcli.results import FailedImage, ModelInfo, Result
+
+
+@dataclass(frozen=True)
+class ExploredEncoder:
+    """The part of the page about one encoder."""
+
+    model: ModelInfo
+    layers: tuple[int, ...]
+    """0 is the input of the first block, i the output of block i."""
+    grids: tuple[tuple[int, int], ...]
+    """(rows, columns) of patches, for each image."""
+    directions: int
+    """Directions of feature space that are kept, of `model.hidden`."""
+    cosine_error: float
+    """Largest error of a cosine similarity on the page, over a sample of pairs of patches."""
+    attention_error: float
+    """Largest error of an attention value on the page, relative to the largest of its map."""
+    kept: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """What does not fit on the page, most useful first."""
+
+
+@dataclass(frozen=True)
+class ExploreResult(Result):
+    """The page that `vitcli explore` wrote."""
+
+    rows_at: ClassVar[str] = "encoders"
+
+    path: str
+    bytes: int
+    images: tuple[str, ...]
+    failed: tuple[FailedImage, ...]
+    encoders: tuple[ExploredEncoder, ...]
+
 
 MEBIBYTE = 2**20
 DEFAULT_LAYERS = 4

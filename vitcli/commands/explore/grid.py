@@ -9,19 +9,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.analysis import choose_layers
-from vitcli.commands.explore.result import GridPanel, GridResult, GridRow
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Advance, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import hooked, layer_points
-from vitcli.results import FailedImage
+from vitcli.results import FailedImage, ModelInfo, Result
+
+
+@dataclass(frozen=True)
+class GridPanel:
+    """One image at one layer of one encoder."""
+
+    image: int
+    """Which of the result's images, from 0."""
+    layer: int
+    """0 is the input of the first block, i the output of block i."""
+    colors: tuple[tuple[tuple[float, float, float] | None, ...], ...]
+    """Red, green and blue in [0, 1] for each patch, by rows; None where it is background."""
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """One encoder; its panels share one basis of principal components."""
+
+    model: ModelInfo
+    layers: tuple[int, ...]
+    boxes: tuple[tuple[float, float, float, float], ...]
+    """The part of each image that the patch grid covers: left, top, right, bottom in its pixels."""
+    explained: tuple[float, float, float]
+    """Share of the variance of the colored patches along each of the three components."""
+    foreground: float | None
+    """Share of patches in the foreground; None where all patches are colored."""
+    foreground_explained: float | None
+    """Share of variance along the component that separates it."""
+    panels: tuple[GridPanel, ...]
+
+
+@dataclass(frozen=True)
+class GridResult(Result):
+    """What `vitcli grid` draws: encoders down, layers across."""
+
+    view_prefix: ClassVar[str] = "grid_"
+    rows_at: ClassVar[str] = "encoders"
+
+    images: tuple[str, ...]
+    failed: tuple[FailedImage, ...]
+    encoders: tuple[GridRow, ...]
 
 
 def grid(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from vitcli.commands.explore.result import ExploreResult, GridResult
 from vitcli.ui.console import percent, table
 from vitcli.ui.figures import PAGE, bare, ended, lay, new_figure, outline, scaled, shrunk, styled
+
+if TYPE_CHECKING:
+    from vitcli.commands.explore.analysis import ExploreResult
+    from vitcli.commands.explore.grid import GridResult
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:

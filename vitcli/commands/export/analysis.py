@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from vitcli.checkpoints.load import WEIGHTS_FILE, digest, save_snapshot
-from vitcli.commands.export.result import ConvertResult, ExportedFile, ExportedTensor, ExportResult
 from vitcli.commands.profile.session import random_images
 from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
@@ -16,6 +17,53 @@ from vitcli.engines.onnx_runtime import build_graph, open_session, require, writ
 from vitcli.errors import VitcliError
 from vitcli.measures import largest
 from vitcli.model import Model, as_model, model_info
+from vitcli.results import LoadReport, ModelInfo, Result
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ExportedTensor:
+    name: str
+    shape: tuple[int | str, ...]
+    """Sizes; a name for an axis of any size."""
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    """The result of `vitcli export`: the graph that was written and checked."""
+
+    rows_at: ClassVar[str] = "files"
+
+    model: ModelInfo
+    files: tuple[ExportedFile, ...]
+    opset: int
+    inputs: tuple[ExportedTensor, ...]
+    outputs: tuple[ExportedTensor, ...]
+    max_error: float
+    """Largest difference to eager, relative to an output's largest value where that is above 1."""
+    tolerance: float
+    checked_batches: tuple[int, ...]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ConvertResult(Result):
+    """The result of `vitcli convert`."""
+
+    view_prefix: ClassVar[str] = "convert_"
+
+    folder: str
+    parameters: int
+    bytes: int
+    sha256: str
+    """Of model.safetensors."""
+    checkpoint: LoadReport
+
 
 TOLERANCE = 1e-4
 CHECKED_BATCHES = (1, 2)

@@ -1,17 +1,23 @@
-"""vitcli export, vitcli convert"""
+"""vitcli export, vitcli convert: their options and tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show
+from vitcli.ui.console import show, table
 from vitcli.ui.options import ModelOptions, Output, grouped
+
+if TYPE_CHECKING:
+    from vitcli.commands.export.analysis import ConvertResult, ExportResult
 
 
 @grouped
@@ -118,3 +124,38 @@ def convert(
         result = analysis(load_model(request), out)
     note(result.checkpoint.line())
     show(result, output.form)
+
+
+def tables(result: ExportResult) -> Iterator[str | Table]:
+    """The files, the graph's inputs and outputs, and the difference to eager."""
+    for file in result.files:
+        yield f"[bold]{escape(file.path)}[/]  {file.bytes / 2**20:.1f} MiB"
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield f"{escape(result.model.name)}, opset {result.opset}; {versions}"
+    grid = table()
+    grid.add_column("tensor")
+    grid.add_column("kind")
+    grid.add_column("shape")
+    for kind, tensors in (("input", result.inputs), ("output", result.outputs)):
+        for tensor in tensors:
+            grid.add_row(tensor.name, kind, "(" + ", ".join(map(str, tensor.shape)) + ")")
+    yield grid
+    batches = " and ".join(map(str, result.checked_batches))
+    yield (
+        f"checked against eager at batch {batches}: largest difference {result.max_error:.1e} "
+        f"(tolerance {result.tolerance:.0e})"
+    )
+
+
+def convert_tables(result: ConvertResult) -> Iterator[Table]:
+    """What was written, from what, and its digest."""
+    grid = table()
+    grid.show_header = False
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("wrote", result.folder)
+    grid.add_row("from", f"{result.checkpoint.source} ({result.checkpoint.family})")
+    grid.add_row("parameters", f"{result.parameters:,}")
+    grid.add_row("bytes", f"{result.bytes:,}")
+    grid.add_row("sha256", result.sha256)
+    yield grid

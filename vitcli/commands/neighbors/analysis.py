@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from vitcli.commands.embed.job import (
 )
 from vitcli.commands.embed.parts import OK
 from vitcli.commands.embed.result import FolderOptions
-from vitcli.commands.neighbors.result import Neighbor, NeighborsResult
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
@@ -30,6 +29,47 @@ from vitcli.images.folders import read_layout
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import Entry, content
 from vitcli.model import Model, Picture, read_picture
+from vitcli.results import Result
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """One of the nearest images."""
+
+    index: int
+    """Its row among the vectors."""
+    path: str
+    cosine: float
+    width: int
+    height: int
+    label: str | None = None
+    """Its class, where the folders give one."""
+
+
+@dataclass(frozen=True)
+class NeighborsResult(Result):
+    """The result of `vitcli neighbors DIR IMAGE`, nearest first."""
+
+    rows_at: ClassVar[str] = "neighbours"
+
+    image: str
+    folder: str
+    model: str
+    weights: str
+    index: int | None
+    """Its own row if it is among the vectors; it is not a neighbor of itself."""
+    searched: int
+    """Number of vectors searched."""
+    cosine_mean: float
+    """Over all vectors that were searched."""
+    cosine_std: float
+    neighbours: tuple[Neighbor, ...]
+    label: str | None = None
+    """The class of the image, where it is one of those encoded and the folders give one."""
+    same_class: int | None = None
+    """How many of `neighbours` are of that class."""
+    class_share: float | None = None
+    """The share of that class among all that were searched."""
 
 
 def neighbors(

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from vitcli.commands.params.result import (
+from vitcli.commands.params.analysis import (
     BLOCK_COMPONENTS,
     COMPONENTS,
     FRONT_COMPONENTS,

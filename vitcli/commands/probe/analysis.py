@@ -49,7 +49,7 @@ from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
-from vitcli.images.published import recognized
+from vitcli.images.shards import recognized
 from vitcli.measures import CONFIDENCE, mean_interval, wilson
 from vitcli.model import Model, as_model
 

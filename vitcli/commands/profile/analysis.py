@@ -14,8 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.params.analysis import component_costs
-from vitcli.commands.params.result import ATTENTION_PRODUCTS, FFN, OUTPUT_PROJECTION, QK_NORM, QKV
+from vitcli.commands.params.analysis import (
+    ATTENTION_PRODUCTS,
+    FFN,
+    OUTPUT_PROJECTION,
+    QK_NORM,
+    QKV,
+    component_costs,
+)
 from vitcli.commands.profile.machine import describe_machine
 from vitcli.commands.profile.result import (
     Comparison,

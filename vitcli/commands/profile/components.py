@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profiler
 
-from vitcli.commands.params.analysis import ComponentCost
-from vitcli.commands.params.result import (
+from vitcli.commands.params.analysis import (
     ATTENTION_PRODUCTS,
     COMPONENTS,
     FFN,
@@ -39,12 +38,12 @@ from vitcli.commands.params.result import (
     POSITIONS,
     QK_NORM,
     QKV,
+    ComponentCost,
 )
 from vitcli.commands.profile.machine import synchronize
 from vitcli.commands.profile.result import ComponentTime, OperatorTime
 from vitcli.files import atomic_write
-from vitcli.nn.block import Block
-from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.encoder import Block, VisionEncoder
 
 MARK = "component: "
 BACKWARD = "autograd::engine::evaluate_function: "
