@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.sources import vit_folder
-from vitcli.checkpoints.formats import read_tensors
 from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.readers import read_tensors
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -231,7 +231,7 @@ def under_a_limit(file: Path) -> str:
     code = (
         "import sys\n"
         "from vitcli.errors import VitcliError\n"
-        "from vitcli.checkpoints.formats import read_tensors\n"
+        "from vitcli.checkpoints.readers import read_tensors\n"
         "import resource\n"
         "from pathlib import Path\n"
         "import torch, numpy\n"

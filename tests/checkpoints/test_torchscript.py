@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitcli.checkpoints.formats import read_tensors
+from vitcli.checkpoints.readers import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

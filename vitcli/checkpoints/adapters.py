@@ -13,8 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitcli.checkpoints.detect import Tower, spell
-from vitcli.checkpoints.formats import read_tensors
-from vitcli.checkpoints.readers import read_json
+from vitcli.checkpoints.readers import read_json, read_tensors
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write

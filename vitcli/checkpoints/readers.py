@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.checkpoints.family import PROCESSORS
-from vitcli.checkpoints.formats import READERS, read_tensors
-from vitcli.checkpoints.tensors import Tensors
+from vitcli.checkpoints.pytorch import read_torch
+from vitcli.checkpoints.tensors import Tensors, read_npz, read_safetensors
 from vitcli.config.load import preset_names
 from vitcli.errors import VitcliError, install_extra
 
@@ -316,3 +316,34 @@ def _listed(repo: str, revision: str | None) -> list[str]:
         if chosen:
             return chosen
     raise VitcliError(f"--weights {repo}: the repository has no weights", "check the id")
+
+
+READERS: dict[str, Callable[[Path, str | None], Tensors]] = {
+    ".safetensors": read_safetensors,
+    ".bin": read_torch,
+    ".pt": read_torch,
+    ".pth": read_torch,
+    ".npz": read_npz,
+}
+
+
+def read_tensors(path: Path, which: str | None = None) -> Tensors:
+    """The tensors of one file, by the kind its suffix names; `which` as in `read_source`.
+
+    Raises:
+        VitcliError: unreadable, truncated, of an unknown kind, or in need of code to be read.
+    """
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise VitcliError(
+            f"{path}: not a kind of checkpoint that is read", "one of " + ", ".join(READERS)
+        )
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
+    tensors = reader(path, which)
+    if not tensors:
+        raise VitcliError(f"{path}: holds no tensors", "is it a checkpoint?")
+    return tensors

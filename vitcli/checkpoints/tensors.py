@@ -1,17 +1,25 @@
-"""Tensors on disk, by name: shapes at once, values when asked for."""
+"""Tensors on disk, by name: shapes at once, values when asked for.
+
+Safetensors and NumPy's archives are read here, what torch wrote in `pytorch.py`. No reader runs
+code that a file may hold.
+"""
 
 from __future__ import annotations
 
+import re
 import struct
 import textwrap
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitcli.errors import VitcliError
@@ -181,3 +189,139 @@ def damaged(path: Path, kind: str, error: Exception) -> VitcliError:
     sentence = told.splitlines()[0].split(". ")[0].rstrip(".") if told else ""
     reason = f" ({textwrap.shorten(sentence, 120)})" if sentence else ""
     return VitcliError(f"{path}: truncated or not {kind}{reason}", AGAIN)
+
+
+AVERAGED = {"state_dict_ema": "state_dict", "model_ema": "model"}
+"""Keys of an averaged copy of the weights, in timm's order, to those of the raw ones."""
+
+
+def require_copy(path: Path, which: str | None, copy: str) -> None:
+    """Raises VitcliError where the averaged copy is asked for and there is none."""
+    if which == "ema" and not copy:
+        raise VitcliError(
+            f"{path}: no averaged copy of the weights ({' or '.join(AVERAGED)})", "--which raw"
+        )
+
+
+SAFETENSORS = "a safetensors file"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def read_safetensors(path: Path, which: str | None = None) -> Tensors:
+    require_copy(path, which, "")
+    mapped = Mapped(lambda: safe_open(path, framework="pt").get_tensor, RELEASE_EVERY)
+    try:
+        opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
+        with opened as file:
+            found = Tensors()
+            for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
+                header = file.get_slice(name)
+                kind = header.get_dtype()
+                stored = "" if kind in _DTYPES else kind
+                read = guarded(path, SAFETENSORS, partial(mapped.read, name))
+                dtype, shape = _DTYPES.get(kind, torch.uint8), tuple(header.get_shape())
+                found[name] = LazyTensor(shape, dtype, read, stored)
+            return found
+    except RuntimeError as error:  # torch could not map the file
+        raise VitcliError(
+            f"{path}: not enough address space to map it ({path.stat().st_size} bytes)",
+            "ulimit -v unlimited, or a checkpoint in shards",
+        ) from error
+    except (SafetensorError, OSError) as error:
+        raise damaged(path, SAFETENSORS, error) from error
+
+
+NUMPY = "a NumPy archive"
+_STACKED = re.compile(r"(.*Transformer/)encoderblock/(.*)")
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+"""Shape, whether columns come first, and dtype."""
+
+
+def read_npz(path: Path, which: str | None = None) -> Tensors:
+    """Arrays in NumPy's archive, pickled objects refused.
+
+    Blocks that flax scanned over are in one array, depth first; they are seen one by one.
+
+    Raises:
+        VitcliError: damaged, too large for its file, or objects in place of numbers.
+    """
+    require_copy(path, which, "")
+    try:
+        found = Tensors()
+        archive = Archive(path, NUMPY)
+        with zipfile.ZipFile(path) as file:
+            for member in file.infolist():
+                if member.filename.endswith(".npy"):
+                    with file.open(member) as content:
+                        header = _header(content)
+                        begin = content.tell()
+                    found |= _arrays(archive, member, header, begin)
+        return found
+    except VitcliError:
+        raise
+    except Exception as error:  # whatever reading a file that was cut or changed raises
+        raise damaged(path, NUMPY, error) from error
+
+
+def _header(file: Any) -> Header:
+    """What the array is, leaving the file where its values begin."""
+    if np.lib.format.read_magic(file) == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _arrays(archive: Archive, member: zipfile.ZipInfo, header: Header, begin: int) -> Tensors:
+    """One array by its name, or the blocks that it stacks."""
+    shape, column_major, dtype = header
+    key = member.filename.removesuffix(".npy")
+    if dtype.hasobject:
+        raise VitcliError(
+            f"{archive.path}: {member.filename} holds Python objects",
+            "save arrays of numbers alone",
+        )
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if member.file_size - begin != expected:
+        raise ValueError(f"{key} has {member.file_size - begin} bytes, {expected} expected")
+    try:
+        kind, stored = _as_torch(np.empty(0, dtype)).dtype, ""
+    except TypeError:
+        kind, stored = torch.uint8, str(dtype)
+    if kind.is_complex:
+        kind, stored = torch.uint8, str(dtype)
+
+    def array() -> np.ndarray[Any, Any]:
+        raw = archive.values(member.filename)[begin:]
+        return np.ndarray(shape, dtype, raw, order="F" if column_major else "C")
+
+    stack = _STACKED.fullmatch(key)
+    if stack is None or not shape or 0 in shape:
+        read = archive.guarded(lambda: _as_torch(array()))
+        return Tensors({key: LazyTensor(shape, kind, read, stored)})
+    found = Tensors()
+    for i in range(shape[0]):
+        read = archive.guarded(partial(_slice, array, i))
+        name = f"{stack[1]}encoderblock_{i}/{stack[2]}"
+        found[name] = LazyTensor(shape[1:], kind, read, stored)
+    return found
+
+
+def _slice(array: Any, index: int) -> Tensor:
+    return _as_torch(array()[index])
+
+
+def _as_torch(array: np.ndarray[Any, Any]) -> Tensor:
+    """NumPy has no bfloat16: JAX writes it as two raw bytes."""
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

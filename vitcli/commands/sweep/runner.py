@@ -391,7 +391,8 @@ class Runner:
         return bool(values)
 
     def _should_prune(self, slot: _Slot) -> bool:
-        return self._report_values(slot) and slot.claim.live.should_prune()
+        live = slot.claim.live
+        return self._report_values(slot) and live is not None and live.should_prune()
 
     # -- the whole ---------------------------------------------------------------------------
 

@@ -22,18 +22,18 @@ from torch import Tensor
 
 from vitcli.checkpoints.tensors import (
     AGAIN,
+    AVERAGED,
     Archive,
     LazyTensor,
     Tensors,
     damaged,
     lazy,
+    require_copy,
 )
 from vitcli.errors import VitcliError
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "teacher")
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
-AVERAGED = {"state_dict_ema": "state_dict", "model_ema": "model"}
-"""Keys of an averaged copy of the weights, in timm's order, to those of the raw ones."""
 KIND = "a PyTorch checkpoint"
 UNSAFE = "where you trust it, save its state_dict() alone with torch.save"
 MOST_NODES = 1_000_000
@@ -317,11 +317,3 @@ def _state_dict(
         f"{path}: no state dict inside (found {keys or 'nothing'})",
         "known wrappers: " + ", ".join((*WRAPPERS, *AVERAGED)),
     )
-
-
-def require_copy(path: Path, which: str | None, copy: str) -> None:
-    """Raises VitcliError where the averaged copy is asked for and there is none."""
-    if which == "ema" and not copy:
-        raise VitcliError(
-            f"{path}: no averaged copy of the weights ({' or '.join(AVERAGED)})", "--which raw"
-        )
