@@ -262,9 +262,9 @@ def test_probe_ranks_libraries_beside_vitclis_own(
     assert own["scores"] == theirs["scores"]
 
 
-@pytest.mark.parametrize("command", ["train", "params", "attn-entropy", "export"])
+@pytest.mark.parametrize("command", ["params", "attn-entropy", "export"])
 def test_other_commands_say_that_they_do_not(command: str, tmp_path: Path) -> None:
-    more = {"export": [str(tmp_path / "x.onnx")], "train": [str(tmp_path)]}.get(command, [])
+    more = {"export": [str(tmp_path / "x.onnx")]}.get(command, [])
     result = CliRunner().invoke(app, [command, *more, "--preset", "timm:test_vit"])
     assert result.exit_code == 2
     assert "run by its own library" in result.stderr

@@ -19,6 +19,7 @@ from vitcli.config.load import (
     Setting,
     check_device,
     check_table_rule,
+    is_architecture,
     load_config,
     read_saved_config,
 )
@@ -141,6 +142,9 @@ class TrainConfig(Section):
 
     weights: str | None = None
     """Checkpoint that initializes the encoder: file, directory or hub id; null: random weights."""
+    backbone: str | None = None
+    """timm:ARCHITECTURE, trained from random weights in place of `encoder`, of which the image size
+    remains, for example a CNN; the run directory is then a checkpoint of timm. null: `encoder`."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of random weights, order of images, drawn images, augmentation and dropout."""
     epochs: Count = 1
@@ -191,6 +195,8 @@ class TrainConfig(Section):
     """Whether torch.compile compiles the model."""
     threads: Width | None = None
     """CPU threads per process; null: one for a small model, else torch's choice."""
+    validate_every: Count = 1
+    """Epochs per validation; the last epoch has one too."""
     log_every: Count = 1
     """Steps per line of metrics.jsonl."""
     snapshot_every: Count = 100
@@ -204,6 +210,12 @@ class TrainConfig(Section):
     def _possible(self) -> Self:
         if self.lora.heads and self.freeze != "none":
             raise ValueError("freeze, lora.heads: adapters freeze the encoder already; write none")
+        if self.backbone and not is_architecture(self.backbone):
+            raise ValueError("backbone: timm:ARCHITECTURE, for example timm:resnet18")
+        if self.backbone and self.weights:
+            raise ValueError("backbone, weights: a backbone starts from random weights")
+        if self.backbone and (self.freeze != "none" or self.lora.heads):
+            raise ValueError("backbone, freeze, lora.heads: a backbone is trained whole")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"accumulate, batch: {self.accumulate} does not divide batch {self.batch}"
@@ -321,6 +333,28 @@ def launched() -> Launch:
     return launch
 
 
+OF_BACKBONE = ("image_size", "head", "head_out")
+"""Keys of `encoder` that a backbone follows; the last two are the classifier's."""
+
+
+def _check_backbone(config: ModelConfig, start: ModelConfig) -> None:
+    """Refuse keys of an encoder that is not the one that is trained."""
+    before = start.encoder.model_dump()
+    for key, value in config.encoder.model_dump().items():
+        if key not in OF_BACKBONE and value != before[key]:
+            raise VitcliError(
+                f"train.backbone: trains a network of timm, so encoder.{key} has no effect",
+                f"leave encoder.{key} out, or leave out train.backbone",
+            )
+
+
+def split_preset(preset: str | None) -> tuple[str | None, tuple[Setting, ...]]:
+    """`--preset` of a run: one of vitcli's, or the setting of a backbone that is timm's."""
+    if preset is None or not is_architecture(preset):
+        return preset, ()
+    return None, (Setting(("train", "backbone"), preset, f"--preset {preset}"),)
+
+
 HEADS = ("heads",)
 Run = TypeVar("Run", ShapesRun, ImagesRun)
 
@@ -387,6 +421,8 @@ class TrainRequest:
         preset = None if source else self.model.preset
         config = load_config(schema, preset, self.model.config_file, self.settings, start)
         check_table_rule(self.settings, config.encoder)
+        if config.train.backbone:
+            _check_backbone(config, schema.model_validate(start.data))
         lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
         if lone and not config.train.lora.heads:
             raise VitcliError(f"{lone[0].source}: --lora is missing", "add --lora BLOCK:HEAD")

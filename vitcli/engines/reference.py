@@ -23,8 +23,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitcli.config.load import split_library
+from vitcli.config.schema import PreprocessConfig
 from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
+from vitcli.nn.encoder import EncoderOutput
 
 TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
 """What libraries call the image half of a larger model."""
@@ -151,10 +153,19 @@ def fresh_reference(
     dtype: torch.dtype = torch.float32,
     image_size: tuple[int, int] | None = None,
 ) -> Backbone:
-    """An architecture of timm with the weights that timm draws after `torch.manual_seed(seed)`.
+    """An architecture of timm in eval mode, see `fresh_network`."""
+    model = fresh_network(name, seed, image_size)
+    where = device or torch.device("cpu")
+    return _timm_backbone(model, split_library(name)[1], where, dtype)
+
+
+def fresh_network(
+    name: str, seed: int, image_size: tuple[int, int] | None = None, **more: Any
+) -> Any:
+    """A model of timm with the weights that timm draws after `torch.manual_seed(seed)`.
 
     Args:
-        name: `timm:NAME`, as `timm.create_model` takes NAME.
+        name: `timm:NAME`, as `timm.create_model` takes NAME; `more` are its other arguments.
 
     Raises:
         VitcliError: timm is not installed or does not know the architecture.
@@ -173,10 +184,57 @@ def fresh_reference(
                 f"--preset {name}: timm {timm.__version__} does not have this architecture",
                 f"--preset timm:{near[0] if near else 'resnet50'}",
             )
+        told = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
+        fixed = told is not None and told.fixed_input_size
+        if image_size and fixed and image_size != tuple(told.input_size[-2:]):
+            more["img_size"] = image_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _timm_model(architecture, image_size)
-        return _timm_backbone(model, architecture, device or torch.device("cpu"), dtype)
+            return timm.create_model(architecture, **more)
+
+
+class TimmNetwork(nn.Module):
+    """A fresh network of timm with a classifier, for training: (B, 3, height, width) to logits."""
+
+    def __init__(self, name: str, seed: int, size: tuple[int, int], classes: int) -> None:
+        super().__init__()
+        self.net = fresh_network(name, seed, size, num_classes=classes)
+        self.arguments = {"img_size": size} if self.net.pretrained_cfg["fixed_input_size"] else {}
+
+    def forward(self, images: Tensor) -> EncoderOutput:
+        nothing = images.new_empty(0)
+        return EncoderOutput(nothing, nothing, None, self.net(images))
+
+    def config(self, preprocess: PreprocessConfig, classes: Sequence[str]) -> dict[str, Any]:
+        """What timm's `config.json` says of it beside its weights; the preprocessing is the run's.
+
+        Raises:
+            VitcliError: a preprocessing that timm has no words for.
+        """
+        size, resized = preprocess.output_size, preprocess.resize_size
+        if size is None or resized is None or preprocess.resize not in ("squash", "shortest"):
+            raise VitcliError(
+                f"preprocess.resize: {preprocess.resize}: timm has no such preprocessing",
+                "--set preprocess.resize=squash",
+            )
+        told = {
+            "input_size": [3, *size],
+            "fixed_input_size": bool(self.arguments),
+            "interpolation": preprocess.filter,
+            "crop_pct": size[0] / resized[0],
+            "crop_mode": "squash" if preprocess.resize == "squash" else "center",
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "num_classes": len(classes),
+            "label_names": list(classes),
+        }
+        return {
+            "architecture": self.net.pretrained_cfg["architecture"],
+            "num_classes": len(classes),
+            "num_features": self.net.num_features,
+            "model_args": self.arguments,
+            "pretrained_cfg": told,
+        }
 
 
 @contextmanager
@@ -502,20 +560,14 @@ def _timm(
     place, more = _place(source)
     revision = f"@{more['revision']}" if more else ""
     kind = "local-dir" if Path(source).exists() else "hf-hub"
-    model = _timm_model(f"{kind}:{place}{revision}", image_size, pretrained=True)
+    timm: Any = importlib.import_module("timm")
+    named = f"{kind}:{place}{revision}"
+    model = timm.create_model(named, pretrained=True)
+    told = model.pretrained_cfg
+    if image_size and told.get("fixed_input_size") and image_size != tuple(told["input_size"][-2:]):
+        model = timm.create_model(named, pretrained=True, img_size=image_size)
     name = model.pretrained_cfg.get("architecture") or type(model).__name__
     return _timm_backbone(model, name, device, dtype)
-
-
-def _timm_model(name: str, image_size: tuple[int, int] | None, **more: Any) -> Any:
-    """A model of timm; one that is built for one size of image is built for this size."""
-    timm: Any = importlib.import_module("timm")
-    model = timm.create_model(name, **more)
-    if image_size and model.pretrained_cfg.get("fixed_input_size"):
-        if image_size == tuple(model.pretrained_cfg["input_size"][-2:]):
-            return model
-        return timm.create_model(name, img_size=image_size, **more)
-    return model
 
 
 def _timm_backbone(model: Any, name: str, device: torch.device, dtype: torch.dtype) -> Backbone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,7 +46,9 @@ from vitcli.config.training import (
     ShapesRun,
     TrainRequest,
     launched,
+    split_preset,
 )
+from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.shapes import Shapes
@@ -212,6 +215,7 @@ def _request(
     given = {key: value for key, value in named.items() if value is not None}
     if weights is not None:
         given["train.weights"] = str(weights)
+    preset, backbone = split_preset(preset)
     settings = [Setting(tuple(key.split(".")), v, key) for key, v in given.items()]
     settings += [
         Setting(tuple(key.split(".")), v, f"set[{key!r}]") for key, v in (keys or {}).items()
@@ -222,7 +226,9 @@ def _request(
         weights=None if weights is None else str(weights),
         device="cpu",
     )
-    return TrainRequest(model, tuple(settings), out=None if out is None else Path(out), **more)
+    return TrainRequest(
+        model, (*backbone, *settings), out=None if out is None else Path(out), **more
+    )
 
 
 def source_of(request: TrainRequest) -> Model | None:
@@ -406,6 +412,10 @@ def run(
             encoder = start_encoder(config.encoder, config.train)
         else:
             encoder = started(request, config, source, data, say)
+        if directory and processes.first and isinstance(encoder, TimmNetwork):
+            told = encoder.config(config.preprocess, data.classes)
+            with atomic_write(directory.path / "config.json") as file:
+                file.write(json.dumps(told, indent=2).encode())
         encoder = encoder.to(device)
         set_threads(encoder, config.train.threads)
         trainer = Trainer(

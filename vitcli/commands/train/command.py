@@ -23,6 +23,7 @@ from vitcli.config.training import (
     TrainConfig,
     TrainRequest,
     launched,
+    split_preset,
 )
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
@@ -209,14 +210,15 @@ class TrainOptions(ModelOptions):
         """
         if self.resume and self.out is None:
             raise VitcliError("--resume: needs the directory of a run", "add --out DIR")
+        preset, backbone = split_preset(self.preset)
         return TrainRequest(
             model=ModelRequest(
-                preset=self.preset,
+                preset=preset,
                 config_file=self.config,
                 weights=self.weights,
                 device="cpu",
             ),
-            settings=(*settings, *self.train_settings()),
+            settings=(*backbone, *settings, *self.train_settings()),
             device=self.device,
             out=self.out,
             resume=self.resume,
@@ -274,7 +276,8 @@ def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) ->
 
     if request.out:
         loadable = (request.out / "model.safetensors").exists()
-        reads = f"; --weights {request.out} reads it" if loadable else ""
+        library = "timm:" if result.config["train"]["backbone"] else ""
+        reads = f"; --weights {library}{request.out} reads it" if loadable else ""
         note(f"the run is in {request.out}{reads}")
     if plot:
         from vitcli.commands.train.view import figure
@@ -362,6 +365,7 @@ def train(
       vitcli train pictures/ --out runs/pictures
       vitcli train cifar --set data.kind=cifar10 --download --epochs 100
       vitcli train pictures/ --weights facebook/dinov2-small --freeze encoder
+      vitcli train pictures/ --preset timm:resnet18
       vitcli train --out runs/pictures --resume
       vitcli train pictures/ --weights runs/pictures --test
     """

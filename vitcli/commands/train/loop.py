@@ -50,6 +50,7 @@ from vitcli.commands.train.start import (
     warmup_steps,
 )
 from vitcli.config.training import TrainConfig
+from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state
 from vitcli.nn.encoder import VisionEncoder
@@ -210,7 +211,7 @@ class Trainer:
     def _run(self) -> Outcome:
         began, first, self.spent = time.perf_counter(), self.step, 0.0
         self.saved_at = time.monotonic()
-        if self._epoch_ends() and not self._is_validated():
+        if self._is_due() and not self._is_validated():
             self._log_validation(first, began)  # the run was stopped before it
         batches = self._batches()
         while self.step < self.total:
@@ -228,14 +229,17 @@ class Trainer:
             last = self.step == self.total
             if self.step % self.train.log_every == 0 or last:
                 self._log(entry, self._rate(first, began + self.spent))
-            if self._epoch_ends():
+            if self._is_due():
                 self._log_validation(first, began)
             if self.step % self.train.snapshot_every == 0 or last:
                 self.save()
         return self._outcome(self.validation or self.validate(), first, began + self.spent)
 
-    def _epoch_ends(self) -> bool:
-        return self.step > 0 and self.step % self.steps_per_epoch == 0
+    def _is_due(self) -> bool:
+        """Whether a validation follows this step."""
+        epoch, rest = divmod(self.step, self.steps_per_epoch)
+        last = self.step == self.total
+        return epoch > 0 and not rest and (last or epoch % self.train.validate_every == 0)
 
     def _is_validated(self) -> bool:
         last = self.history[-1] if self.history else {}
@@ -383,6 +387,8 @@ class Trainer:
         assert self.averaged is not None and self.train.ema is not None
         average = get_ema_multi_avg_fn(average_decay(self.train.ema, self.step))
         average(list(self.averaged.parameters()), list(self.encoder.parameters()), 0)
+        for mine, theirs in zip(self.averaged.buffers(), self.encoder.buffers(), strict=True):
+            mine.copy_(theirs)  # a batch norm's statistics are an average already
 
     def validate(self) -> Validation:
         """Loss and right answers of each class over all validation images."""
@@ -439,7 +445,9 @@ class Trainer:
         if self.directory is None:
             return
         before = time.perf_counter()
-        exported = {"model.safetensors": merged_state(self.validated)}
+        model: nn.Module = self.validated
+        plain = model.net.state_dict() if isinstance(model, TimmNetwork) else merged_state(model)
+        exported = {"model.safetensors": plain}
         adapters = adapter_state(self.validated)
         if adapters:
             exported["adapter.safetensors"] = adapters

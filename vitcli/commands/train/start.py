@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from vitcli.commands.train.result import AuditRow
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig, launched
 from vitcli.config.variants import HEADS, POOLINGS
+from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.measures import all_finite
 from vitcli.nn.adapters import adapt_heads, adapters
@@ -51,6 +52,8 @@ def start_encoder(
 ) -> VisionEncoder:
     """A fresh encoder, or one with the weights of `source`; frozen and adapted as configured.
 
+    With `train.backbone` a network of timm, of which the trainer needs the output alone.
+
     Args:
         outputs: which of the source's outputs are classes of this run; without, none is kept.
 
@@ -58,6 +61,9 @@ def start_encoder(
         VitcliError: the source has other parameters, adapters cannot go where they are to, or
             a classifier that does not train lacks a class.
     """
+    if train.backbone:
+        size, classes = config.image_size, config.head_out or 1
+        return cast(VisionEncoder, TimmNetwork(train.backbone, train.seed, size, classes))
     encoder = build_encoder(config, train.seed)
     kept = copy_weights(source, encoder, outputs) if source is not None else False
     if train.freeze == "encoder":
