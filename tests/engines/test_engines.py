@@ -1,14 +1,13 @@
 """Every engine gives eager's numbers, at any batch, and says what it cannot do."""
 
 import math
-import time
 
 import onnx
 import pytest
 import torch
 
 from tests.conftest import tiny_encoder
-from vitcli.engines import ENGINES, EngineKind, check_engine
+from vitcli.engines import ENGINES, EngineKind, check_engine, engine
 from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepare_engine
 from vitcli.engines.onnx_runtime import build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
@@ -144,16 +143,21 @@ def test_a_runner_observes_the_layers_of_any_engine(images):
 
 def test_auto_measures_once_and_remembers(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked = []
+    asked, clock = [], [0.0]  # a clock that only the engines' steps move
 
     def prepare(name, encoder, images, **how):
         asked.append(name)
         if name == "compile":
             raise VitcliError("no compiler")
-        slow = 0.05 if name != "eager" else 0.0
-        return Engine(name, lambda x: (time.sleep(slow), (encoder(x), []))[1], "")
+
+        def run(x):
+            clock[0] += 1.0 if name == "eager" else 2.0
+            return encoder(x), []
+
+        return Engine(name, run, "")
 
     monkeypatch.setattr("vitcli.engines.engine.prepare_engine", prepare)
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: clock[0])
     encoder = tiny_encoder()
     with torch.no_grad():
         name, words = fastest(encoder, images)

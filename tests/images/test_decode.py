@@ -495,7 +495,7 @@ class TestPaths:
             target=lambda: done.append(failure(tmp_path / "pipe.png").code), daemon=True
         )
         reader.start()
-        reader.join(timeout=20)
+        reader.join(timeout=600)  # a FIFO that is opened blocks for ever
         assert done == ["unreadable"]
 
     @pytest.mark.skipif(sys.platform == "win32", reason="no such device")

@@ -25,6 +25,8 @@ from vitcli.images.folders import Walk
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork, decode_within
 from vitcli.images.shards import Entry, ShardRequest
 
+LONG_S = 600.0
+"""For answers that come: no machine is that slow."""
 WORK = DecodeWork(PreprocessConfig(resize="squash", resize_size=(8, 8)))
 
 
@@ -44,15 +46,22 @@ def scripted(entry: Entry, work: DecodeWork) -> Decoded:
 
 
 def test_one_answer_for_each_entry_in_order_whatever_dies() -> None:
-    asked = ["a", "crash", "b", "hang", "eaten", "c", "exit", "d", "torch"]
-    with DecodePool(WORK, 2, timeout_s=6.0, ahead=4, read=scripted) as pool:
+    asked = ["a", "crash", "b", "eaten", "c", "exit", "d", "torch"]
+    with DecodePool(WORK, 2, timeout_s=LONG_S, ahead=4, read=scripted) as pool:
         answers = list(pool.decode(Entry(name, name) for name in asked))
     codes = [answer.code for answer in answers]
-    assert codes == [
-        *("ok", "crashed", "ok", "timed_out", "out_of_memory", "ok", "crashed", "ok", "ok")
-    ]
+    assert codes == ["ok", "crashed", "ok", "out_of_memory", "ok", "crashed", "ok", "ok"]
     assert [a.error for a in answers if a.code == "ok"] == ["a", "b", "c", "d", ""]
     assert answers[1].error == "the decoder crashed (SIGSEGV)"
+
+
+def test_a_process_that_takes_too_long_is_replaced() -> None:
+    with DecodePool(WORK, 1, timeout_s=0.1, ahead=4, read=scripted) as pool:
+        (hung,) = pool.decode([Entry("hang", "hang")])
+        pool.timeout_s = LONG_S
+        (next_one,) = pool.decode([Entry("a", "a")])
+    assert (hung.code, hung.error) == ("timed_out", "not decoded in 0.1 s")
+    assert (next_one.code, next_one.error) == ("ok", "a")
 
 
 def test_closing_early_ends_the_processes_and_asks_no_more_than_ahead() -> None:
@@ -64,7 +73,7 @@ def test_closing_early_ends_the_processes_and_asks_no_more_than_ahead() -> None:
             yield Entry(str(number), "x")
 
     before = set(psutil.Process().children())
-    with DecodePool(WORK, 1, timeout_s=60, ahead=5, read=scripted) as pool:
+    with DecodePool(WORK, 1, timeout_s=LONG_S, ahead=5, read=scripted) as pool:
         answers = pool.decode(entries())  # type: ignore[arg-type]
         assert [next(answers).error for _ in range(3)] == ["0", "1", "2"]
         assert len(asked) <= 3 + 5
@@ -89,7 +98,7 @@ def test_files_and_members_of_shards_become_pixels(tmp_path: Path) -> None:
         Entry("gone.png", str(tmp_path / "gone.png")),
         Entry("known", "known", code="corrupt", error="said before"),
     ]
-    with DecodePool(WORK, 1, timeout_s=60, ahead=2) as pool:
+    with DecodePool(WORK, 1, timeout_s=LONG_S, ahead=2) as pool:
         file, member, short, gone, known = pool.decode(entries)
     assert (file.code, file.width, file.height) == ("ok", 20, 10)
     assert file.pixels is not None and file.pixels.shape == (8, 8, 3)
@@ -105,7 +114,7 @@ def test_a_decoder_without_memory_is_a_row(tmp_path: Path) -> None:
     Image.new("RGB", (12000, 12000)).save(large, compress_level=1)
     Image.new("RGB", (8, 8)).save(small)
     work = DecodeWork(WORK.preprocess, memory_bytes=400 * 2**20)
-    with DecodePool(work, 1, timeout_s=60, ahead=2) as pool:
+    with DecodePool(work, 1, timeout_s=LONG_S, ahead=2) as pool:
         codes = [a.code for a in pool.decode([Entry("l", str(large)), Entry("s", str(small))])]
     assert codes == ["out_of_memory", "ok"]
 
@@ -137,7 +146,7 @@ def test_a_hostile_shard_costs_its_own_row(tmp_path: Path, content: bytes, codes
     with contextlib.closing(Walk()) as walk:
         entries = list(walk.folder(str(tmp_path)))
     assert {e.code for e in entries if e.name.startswith("a.tar")} == codes
-    with DecodePool(WORK, 1, timeout_s=60, ahead=2) as pool:
+    with DecodePool(WORK, 1, timeout_s=LONG_S, ahead=2) as pool:
         answers = dict(zip([e.name for e in entries], pool.decode(entries), strict=True))
     assert answers.pop("b.png").code == "ok"
     assert answers and all(a.code in ("corrupt", "truncated") for a in answers.values())
@@ -149,9 +158,10 @@ def test_a_shard_that_kills_its_process_is_a_row(
     (tmp_path / "eaten.tar").write_bytes(b"")
     (tmp_path / "hang.tar").write_bytes(b"")
     monkeypatch.setattr(folders, "list_members", scripted_shard)
-    with contextlib.closing(Walk(timeout_s=6.0)) as walk:
-        found = {entry.name: entry.code for entry in walk.folder(str(tmp_path))}
-    assert found == {"eaten.tar": "out_of_memory", "hang.tar": "timed_out"}
+    for name, limit_s, code in (("eaten", LONG_S, "out_of_memory"), ("hang", 0.1, "timed_out")):
+        with contextlib.closing(Walk(timeout_s=limit_s)) as walk:
+            entries = [*walk.file(str(tmp_path / f"{name}.tar"), f"{name}.tar")]
+        assert [(entry.name, entry.code) for entry in entries] == [(f"{name}.tar", code)]
 
 
 def scripted_shard(asked: ShardRequest, work: DecodeWork) -> Decoded:

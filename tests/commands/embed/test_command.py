@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -99,43 +99,69 @@ def test_fail_fast(photos: Path, tmp_path: Path) -> None:
     assert "05.png: truncated" in result.stderr
 
 
-def start(photos: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "vitcli", "embed", photos, "--out", out, *SMALL]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+DYING = """
+import os, signal, sys
+import psutil
+from vitcli.__main__ import main
+from vitcli.commands.embed.job import Job
+
+last, listed = int(sys.argv.pop(1)), sys.argv.pop(1) == "listed"
+write, digests = Job.write, Job._digests
+
+def die(part):
+    if part == last:
+        for child in psutil.Process().children(recursive=True):
+            print(child.pid, child.create_time(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def writing(self, part, rows):
+    if not listed:
+        Job._digests = lambda self, part: die(part) or digests(self, part)
+    write(self, part, rows)
+    die(part)
+
+Job.write = writing
+main()
+"""
+"""The command, which kills itself when a part is written: before or after its checksum is."""
 
 
-def killed_when(photos: Path, out: Path, moment: Any) -> list[psutil.Process]:
-    """Start the command, kill it the instant `moment()` holds; its children at that time."""
-    process = start(photos, out)
-    while not moment() and process.poll() is None:
-        time.sleep(0.0005)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
-    return children
+def killed(photos: Path, out: Path, part: int, when: str) -> list[list[str]]:
+    """Run the command until that part is written; pid and start of the children it had."""
+    command = [sys.executable, "-c", DYING, str(part), when, "embed", photos, "--out", out, *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def alive(children: list[list[str]]) -> list[psutil.Process]:
+    """Those that run still, waited for as long as the system takes to end them."""
+    found = []
+    for pid, created in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(created):  # not another one of its number
+                found.append(process)
+    remaining: list[psutil.Process] = psutil.wait_procs(found, timeout=300)[1]
+    return remaining
 
 
 def test_killed_at_any_moment_the_same_command_finishes_with_the_same_bytes(
     photos: Path, tmp_path: Path
 ) -> None:
-    whole = tmp_path / "whole"
+    whole, out = tmp_path / "whole", tmp_path / "out"
     run(photos, "--out", whole, *SMALL, code=1)
 
-    for attempt in range(8):  # a busy machine may let the command finish before the kill arrives
-        out = tmp_path / f"out-{attempt}"
-        try:
-            children = killed_when(photos, out, (out / "part-00001.parquet").exists)
-            kept = (out / "part-00000.parquet").stat().st_ino
-            killed_when(photos, out, (out / "part-00003.parquet").exists)
-        except AssertionError:
-            continue
-        if len(list(out.glob("part-*.parquet"))) < len(list(whole.glob("part-*.parquet"))):
-            break
-    else:
-        pytest.fail("the command was over before it could be killed, eight times")
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive, "decoding processes outlive the command"
+    children = killed(photos, out, 1, "not listed")
+    assert children
+    assert sorted(p.name for p in out.glob("part-*")) == [
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
+    kept = (out / "part-00000.parquet").stat().st_ino
+    children += killed(photos, out, 3, "listed")
+    assert len(list(out.glob("part-*.parquet"))) == 4
+    assert not alive(children), "decoding processes outlive the command"
 
     # What a kill can leave behind, put there in any case.
     (out / ".part-00009.parquet.x.part").write_bytes(b"half")

@@ -8,8 +8,7 @@ import random
 import shutil
 import signal
 import struct
-import subprocess
-import time
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.train.runs import command, run
+from tests.commands.train.runs import command, run, shell
 from vitcli.commands.train import snapshots
 from vitcli.commands.train.data import ShapesSource
 from vitcli.commands.train.loop import Stopped, Trainer
@@ -104,21 +103,31 @@ def test_killed_while_the_last_model_is_written(
     same_files(tmp_path / "whole", tmp_path / "killed")
 
 
+DYING = """
+import os, signal
+from vitcli.__main__ import main
+from vitcli.commands.train.loop import Trainer
+
+update = Trainer._update
+
+def dying(self, batch):
+    if self.step == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, batch)
+
+Trainer._update = dying
+main()
+"""
+
+
 def test_kill_minus_nine_of_a_process(tmp_path: Path) -> None:
-    """A real process, killed a moment after its first snapshot shows."""
+    """A real process, killed between its first snapshot and its second."""
     keys = {"data__train_size": 1600, "train__snapshot_every": 20, "train__ema": 0.9}
     run(tmp_path / "whole", **keys)
     words = command("--out", str(tmp_path / "killed"), **keys)
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
-    )
-    until = time.monotonic() + 120
-    while not list((tmp_path / "killed").glob("snapshots/step-*")) and time.monotonic() < until:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    assert 20 <= len(lines) < 201
+    done = shell([sys.executable, "-c", DYING, *words[words.index("train-shapes") :]])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len((tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()) == 30
     run(tmp_path / "killed", resume=True, **keys)
     same_files(tmp_path / "whole", tmp_path / "killed")
 
