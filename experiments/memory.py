@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +27,15 @@ class Memory:
 
     def __init__(self) -> None:
         self.process = psutil.Process()
-        self.told = -1
+        self.printed = -1
 
-    def __call__(self, done: int, total: int, failures: Counter[str]) -> None:
-        if done * 12 // total == self.told:
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        if done * 12 // total == self.printed:
             return
-        self.told = done * 12 // total
+        self.printed = done * 12 // total
         ours = self.process.memory_info().rss
         workers = sum(child.memory_info().rss for child in self.process.children())
         print(
@@ -54,7 +56,7 @@ def main() -> None:
         for number in range(asked.images):
             pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(source / f"{number:06d}.jpg")
-        result = vitcli.embed(model, source, Path(name) / "out", watch=Memory())
+        result = vitcli.embed(model, source, Path(name) / "out", progress=Memory())
     print(f"{result.ok:,} of {result.rows:,} encoded, {result.images_per_s:.0f} img/s")
 
 

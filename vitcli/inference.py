@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from os import PathLike, fspath
@@ -15,9 +15,6 @@ from vitcli.images.preprocess import preprocess
 from vitcli.images.shapes import synthetic_image
 from vitcli.model import AT_ONCE, Color, Model, Picture, Pictures, picture_list, read_picture
 from vitcli.results import FailedImage
-
-Advance = Callable[[int, int], None]
-"""Called with (done, total) as work goes on."""
 
 
 @dataclass(frozen=True)

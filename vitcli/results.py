@@ -16,13 +16,38 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from vitcli.errors import VitcliError
 
 SCHEMA_VERSION = 1
 RANDOM_WEIGHTS = "weights are random: results describe the architecture, not a trained encoder"
 """Beside every result of an encoder without a checkpoint."""
+
+
+class Progress(Protocol):
+    """What work reports to while it goes on: `ui.console.progress`, or `Quiet`."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """`done` of `total` is done; `facts` in a few words."""
+        ...
+
+    def line(self, text: str) -> None:
+        """Something to know."""
+        ...
+
+
+class Quiet:
+    """A `Progress` that shows nothing."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+QUIET = Quiet()
 
 
 @dataclass(frozen=True)

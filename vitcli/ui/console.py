@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,9 +19,6 @@ from rich.text import Text
 
 from vitcli.files import printable
 from vitcli.results import Result
-
-Advance = Callable[[int, int], None]
-"""Called with (done, total) as work goes on."""
 
 
 class CleanConsole(Console):
@@ -160,10 +158,17 @@ def fitted(grid: Table, *less: str) -> Table:
     return grid
 
 
-class Bar:
-    """What is done of a task on stderr: a bar on a terminal (`live`), otherwise nothing."""
+PLAIN_EVERY_S = 10.0
+Lines = Literal["", "tenths", "seconds"]
 
-    def __init__(self, title: str, timed: bool) -> None:
+
+class Bar:
+    """What is done of a task, on stderr: a bar on a terminal (`live`), otherwise lines or nothing.
+
+    See `progress`; it is a `results.Progress`.
+    """
+
+    def __init__(self, title: str, timed: bool, unit: str, lines: Lines) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -194,12 +199,39 @@ class Bar:
         )
         self._task = self._progress.add_task(title, total=None, facts="")
         self._redraw = not timed
+        self._title, self._unit, self._lines = title, unit, lines
+        self._tenth, self._shown = -1, time.monotonic()
+        self._first: tuple[float, int] | None = None
 
     def __call__(self, done: int, total: int, facts: str = "") -> None:
         """Report that `done` of `total` is done, with `facts` in a few words."""
+        now = time.monotonic()
+        if self._unit:
+            facts = ", ".join(filter(None, [*self._pace(now, done, total), facts]))
+        if not self.live and self._is_due(now, done, total):
+            title = f"{self._title}: " if self._title else ""
+            self.line(f"{title}{done:,} of {total:,}{facts and f', {facts}'}")
         self._progress.update(self._task, completed=done, total=total, facts=facts)
         if self._redraw:
             self._progress.refresh()
+
+    def _pace(self, now: float, done: int, total: int) -> Iterator[str]:
+        """Rate and time left since the first call: what was there before is no work of this run."""
+        begin, before = self._first = self._first or (now, done)
+        if now > begin and done > before:
+            rate = (done - before) / (now - begin)
+            yield f"{rate:.1f} {self._unit}"
+            yield f"{duration((total - done) / rate)} left"
+
+    def _is_due(self, now: float, done: int, total: int) -> bool:
+        """Whether a line is due where no bar is drawn."""
+        if self._lines == "tenths":
+            before, self._tenth = self._tenth, 10 * done // max(total, 1)
+            return self._tenth != before
+        if self._lines == "" or now - self._shown < PLAIN_EVERY_S:
+            return False
+        self._shown = now
+        return True
 
     def line(self, text: str) -> None:
         """A line of its own, above the bar."""
@@ -216,13 +248,17 @@ class Bar:
         _live.pop()
 
 
-def progress(title: str, timed: bool = True) -> Bar:
+def progress(title: str, timed: bool = True, unit: str = "", lines: Lines = "") -> Bar:
     """A bar with what is done and the time left; it disappears at the end, however that comes.
 
-    Not `timed`, it is drawn by no thread, only when it is called: a process that starts others
-    safely has no second thread.
+    Args:
+        timed: else it is drawn by no thread, only when it is called: a process that starts others
+            safely has no second thread.
+        unit: of the rate, which is shown with the time that it leaves, e.g. `img/s`.
+        lines: what is written where there is no terminal: a line per tenth of the work, a line
+            every PLAIN_EVERY_S, or nothing.
     """
-    return Bar(title, timed)
+    return Bar(title, timed, unit, lines)
 
 
 @contextmanager

@@ -176,13 +176,13 @@ def test_killed_at_any_moment_the_same_command_finishes_with_the_same_bytes(
 def test_progress_in_a_pipe_is_plain_lines(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitcli.commands.embed.view._PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("vitcli.ui.console.PLAIN_EVERY_S", 0.0)
     lines = run(photos, "--out", tmp_path / "out", *SMALL, code=1).stderr.splitlines()
-    told = [line for line in lines if line.startswith("encoding: ")]
-    assert told[-1].startswith("encoding: 23 of 23, ") and told[-1].endswith(
-        "1 failed (1 truncated)"
+    shown = [line for line in lines if line.startswith("encoding: ")]
+    assert shown[-1].startswith("encoding: 23 of 23, ") and shown[-1].endswith(
+        "failed: 1 truncated"
     )
-    assert "img/s" in told[-1] and "left" in told[-1]
+    assert "img/s" in shown[-1] and "left" in shown[-1]
 
 
 def test_names_that_are_no_text_go_through_the_command_line(photos: Path, tmp_path: Path) -> None:

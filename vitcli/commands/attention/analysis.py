@@ -27,10 +27,10 @@ from vitcli.commands.attention.weights import (
     parse_layers,
 )
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.measures import CONFIDENCE, mean_interval
 from vitcli.model import Color, Model, Pictures, as_model, picture_list
-from vitcli.results import RANDOM_WEIGHTS, FailedImage
+from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
 """Called with each batch after its statistics, for example to draw maps."""
@@ -83,7 +83,7 @@ def attn_entropy(
     outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
     background: Color = (255, 255, 255),
     watch: Watch = no_watch,
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> AttentionResult:
     """Measure the attention of each encoder on the same images, one encoder in memory at a time.
 
@@ -116,7 +116,7 @@ def attn_entropy(
                 watch(model, batch, pixels)
             seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
             samples.append(part)
-            advance(len(seen) + len(unread), max(len(pictures), 1))
+            progress(len(seen) + len(unread), max(len(pictures), 1))
         failed += [failure for failure in unread if failure not in failed]
         if samples:
             answers.append(_encoder(model, tuple(seen), samples, outlier_cut))

@@ -142,7 +142,7 @@ def attn_entropy(
                 note(loaded.report.line())
             yield loaded
 
-    with progress("measuring attention") as advance:
+    with progress("measuring attention") as bar:
         result = analysis.attn_entropy(
             load(),
             images or [],
@@ -151,7 +151,7 @@ def attn_entropy(
             outlier_cut=cut,
             background=color,
             watch=maps if overlay else analysis.no_watch,
-            advance=advance,
+            progress=bar,
         )
     for failure in result.failed:
         warn(failure.error)

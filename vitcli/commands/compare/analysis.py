@@ -27,12 +27,12 @@ from vitcli.commands.compare.similarity import (
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.measures import all_finite, student_quantile
 from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
-from vitcli.results import FailedImage
+from vitcli.results import QUIET, FailedImage, Progress
 
 IMAGES_FOR_CKA = 16
 """From this number of images on, examples are images; with fewer they are patches."""
@@ -61,7 +61,7 @@ def compare(
     examples: str = "auto",
     tolerance: float | None = None,
     background: Color = (255, 255, 255),
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> CompareResult:
     """Compare A and B on images, each with its own preprocessing.
 
@@ -87,7 +87,7 @@ def compare(
     for batch in _minibatches(pairs, together.at_once, MIN_EXAMPLES if examples == "images" else 1):
         together.add([pair[0] for pair in batch], [pair[1] for pair in batch])
         done += len(batch)
-        advance(done + len(failed), max(len(pictures), 1))
+        progress(done + len(failed), max(len(pictures), 1))
     if not done:
         raise VitcliError(
             failed[0].error if failed else "compare: no image could be read", exit_code=1

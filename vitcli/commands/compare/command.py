@@ -123,7 +123,7 @@ def compare(
     for one in loaded:
         if one.report:
             note(one.report.line())
-    with progress("comparing") as advance:
+    with progress("comparing") as bar:
         result = analysis(
             loaded[0],
             loaded[1],
@@ -131,7 +131,7 @@ def compare(
             examples=examples,
             tolerance=tolerance,
             background=color,
-            advance=advance,
+            progress=bar,
         )
     if any(one.fresh for one in loaded):
         note(RANDOM_WEIGHTS)
@@ -219,8 +219,8 @@ def verify(
         loaded = load_model(request)
     if loaded.report:
         note(loaded.report.line())
-    with progress("comparing") as advance:
-        result = verify_model(loaded, images or [], advance=advance)
+    with progress("comparing") as bar:
+        result = verify_model(loaded, images or [], progress=bar)
     for failure in result.failed:
         warn(failure.error)
     if plot:

@@ -18,11 +18,11 @@ from vitcli.engines.reference import Backbone, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
 from vitcli.images.shapes import synthetic_image
-from vitcli.inference import Advance, picture_name
+from vitcli.inference import picture_name
 from vitcli.measures import all_finite, largest_difference
 from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
-from vitcli.results import FailedImage
+from vitcli.results import QUIET, FailedImage, Progress
 
 FLOAT32_PARTS = 1e-6
 """Where the library computes RoPE, RMSNorm or a resized table in float32 whatever the dtype."""
@@ -86,7 +86,7 @@ def verify(
     image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
     device: str = "cpu",
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> VerifyResult:
     """Load a checkpoint by vitcli and by the library that wrote it, and compare their values.
 
@@ -104,11 +104,11 @@ def verify(
     model = load(
         weights=source, preset=preset, set=set, image_size=image_size, dtype=dtype, device=device
     )
-    return verify_model(model, images, advance=advance)
+    return verify_model(model, images, progress=progress)
 
 
 def verify_model(
-    model: Model, images: Pictures = (), *, advance: Advance = lambda done, total: None
+    model: Model, images: Pictures = (), *, progress: Progress = QUIET
 ) -> VerifyResult:
     """As `verify`, for a model that `vitcli.load` read from a checkpoint."""
     if model.fresh or model.report is None:
@@ -142,7 +142,7 @@ def verify_model(
         if not names:
             seconds = [_time(model, backbone, pixels) for _ in range(TIMED)]
         names.append(name)
-        advance(number, len(pictures))
+        progress(number, len(pictures))
     if not names:
         raise VitcliError(f"verify: no image could be read; the first error: {failed[0].error}")
     checked = _checked(model, pairs)

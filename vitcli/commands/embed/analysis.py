@@ -45,24 +45,19 @@ from vitcli.images.folders import class_order, read_layout
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.shards import Entry
 from vitcli.model import Model, as_model, model_info
-from vitcli.results import FailedImage
+from vitcli.results import QUIET, FailedImage, Progress
 
 _EXAMPLES = 10
 
 _MOST_FOLDERS = 100_000
 
-Watch = Callable[[int, int, Counter[str]], None]
-"""Called with (rows done, rows in all, failures by code) as work goes on."""
-Say = Callable[[str], None]
-"""Called with a line on what is about to be done."""
-
 
 @dataclass
-class Progress:
-    """Counts of a share, kept while it is worked on."""
+class Share:
+    """Counts of this run's parts, kept while they are worked on."""
 
     total: int
-    watch: Watch
+    progress: Progress
     done: int = 0
     encoded: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -78,7 +73,9 @@ class Progress:
 
     def report(self, more: int = 0, failures: Counter[str] | None = None) -> None:
         """All that is counted, and what a part that is not finished yet has so far."""
-        self.watch(self.done + more, self.total, self.failures + (failures or Counter()))
+        kinds = (self.failures + (failures or Counter())).most_common()
+        facts = "failed: " + ", ".join(f"{count:,} {code}" for code, count in kinds)
+        self.progress(self.done + more, self.total, facts if kinds else "")
 
 
 def embed(
@@ -105,8 +102,7 @@ def embed(
     fail_fast: bool = FolderOptions.fail_fast,
     cluster: str | None = None,
     address: str | None = None,
-    watch: Watch = lambda done, total, failures: None,
-    say: Say = lambda line: None,
+    progress: Progress = QUIET,
 ) -> FolderResult:
     """Turn a folder of images into embeddings, in parts that a stopped run need not make again.
 
@@ -120,8 +116,8 @@ def embed(
         any_suffix: every file of a folder, whatever its suffix.
         shard: `"2/8"` or `(2, 8)`: only every 8th part, from the second.
         cluster: `"ray"` makes the parts on a Ray cluster, at `address` or a new one here.
-        watch: called with (rows done, rows in all, failures by code).
-        say: called with a line on what is about to be done.
+        progress: called with (rows done, rows in all, what failed); its `line` with what is about
+            to be done.
         format, vector_dtype, norms, part_rows, batch, background, max_pixels, min_side, workers,
             timeout_s, memory_bytes, retry_failed, fail_fast: as in `FolderOptions`.
 
@@ -166,7 +162,7 @@ def embed(
         from vitcli.commands.embed.ray_cluster import on_ray
 
         work = on_ray(loaded.request, address)
-    return encode_folder(loaded.request, loaded, listing, folder, options, watch, work, say)
+    return encode_folder(loaded.request, loaded, listing, folder, options, progress, work)
 
 
 def encode_folder(
@@ -175,9 +171,8 @@ def encode_folder(
     listing: Listing,
     out: Path,
     options: FolderOptions,
-    watch: Watch = lambda done, total, failures: None,
+    progress: Progress = QUIET,
     work: Work | None = None,
-    say: Say = lambda line: None,
 ) -> FolderResult:
     """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
 
@@ -195,21 +190,21 @@ def encode_folder(
     options = checked(model, options)
     shapes = array_shapes(model, options)
     with only_writer(out, shared=options.shard[1] > 1), _threads() as before:
-        job = begin_job(request, model, listing, out, options, shapes, before, say)
+        job = begin_job(request, model, listing, out, options, shapes, before, progress.line)
         torch.set_num_threads(job.threads)
-        share = my_share(job.inputs.parts, options.shard)
-        progress = Progress(sum(map(job.inputs.rows_of, share)), watch)
-        open_parts = list(unfinished(job, share, options.retry_failed, progress))
-        progress.report()  # once: from here on the rate is that of this run
-        making = (work or encode_parts)(model, job, open_parts, options, progress)
+        numbers = my_share(job.inputs.parts, options.shard)
+        share = Share(sum(map(job.inputs.rows_of, numbers)), progress)
+        open_parts = list(unfinished(job, numbers, options.retry_failed, share))
+        share.report()  # once: from here on the rate is that of this run
+        making = (work or encode_parts)(model, job, open_parts, options, share)
         with contextlib.closing(making):  # its processes end with it, whatever happens here
             for part, rows in making:
                 if options.fail_fast and not rows.good.all():
                     raise failure(rows, int(np.argmin(rows.good)))
                 job.write(part, rows)
-                progress.count(read_back(job, part, rows))
-                progress.encoded += len(rows)
-                progress.report()
+                share.count(read_back(job, part, rows))
+                share.encoded += len(rows)
+                share.report()
     wall = time.perf_counter() - start
     columns = tuple(
         VectorColumn(name, kind, layer, shapes[name])
@@ -223,16 +218,16 @@ def encode_folder(
         kind=options.kind,
         width=columns[0].shape[-1],
         shard="/".join(map(str, options.shard)),
-        parts=len(share),
-        rows=progress.total,
-        ok=progress.total - progress.failures.total(),
-        failures=_counts(progress.failures),
-        examples=tuple(progress.examples),
-        rows_encoded=progress.encoded,
+        parts=len(numbers),
+        rows=share.total,
+        ok=share.total - share.failures.total(),
+        failures=_counts(share.failures),
+        examples=tuple(share.examples),
+        rows_encoded=share.encoded,
         skipped_files=_counts(listing.skipped),
         duplicates=job.inputs.duplicates,
         wall_s=wall,
-        images_per_s=progress.encoded / wall if progress.encoded else None,
+        images_per_s=share.encoded / wall if share.encoded else None,
         columns=columns,
     )
 
@@ -259,7 +254,7 @@ def begin_job(
     options: FolderOptions,
     shapes: dict[str, tuple[int, ...]],
     threads: int,
-    say: Say,
+    say: Callable[[str], None],
 ) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
     seen = _Seen(listing)
@@ -348,17 +343,17 @@ def settings(
 
 
 def unfinished(
-    job: Job, share: Sequence[int], retry_failed: bool, progress: Progress
+    job: Job, numbers: Sequence[int], retry_failed: bool, share: Share
 ) -> Iterator[tuple[int, bool]]:
     """Parts to make, and whether some of their rows are there; the finished ones are counted."""
-    for part in share:
+    for part in numbers:
         rows = job.read(part)
         if rows is None:
             yield part, False
         elif retry_failed and count_failures(rows):
             yield part, True
         else:
-            progress.count(rows)
+            share.count(rows)
 
 
 def read_back(job: Job, part: int, written: Rows) -> Rows:
@@ -379,7 +374,7 @@ def read_back(job: Job, part: int, written: Rows) -> Rows:
 
 
 Work = Callable[
-    [Model, Job, Sequence[tuple[int, bool]], FolderOptions, Progress],
+    [Model, Job, Sequence[tuple[int, bool]], FolderOptions, Share],
     Generator[tuple[int, Rows], None, None],
 ]
 """Makes the rows of parts; the flag says that some are there already."""
@@ -390,7 +385,7 @@ def encode_parts(
     job: Job,
     parts: Sequence[tuple[int, bool]],
     options: FolderOptions,
-    progress: Progress,
+    share: Share,
 ) -> Generator[tuple[int, Rows], None, None]:
     """The rows of each part, decoded ahead of the encoder across batches and parts."""
     if not parts:
@@ -399,7 +394,7 @@ def encode_parts(
     workers = min(options.workers or available_cpus(), todo)
     with decode_pool(model, options, workers) as pool:
         decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
-        encoder = PartEncoder(model, options, progress.report)
+        encoder = PartEncoder(model, options, share.report)
         for part, partly in parts:
             yield part, encoder.encode(partial_rows(job, part, partly), decoded)
 

@@ -1,16 +1,20 @@
-"""vitcli embed"""
+"""vitcli embed: its options and tables."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from vitcli.commands.embed.result import FolderOptions
+from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
+from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import duration, plural, table
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -145,8 +149,7 @@ def embed(
       vitcli embed photos/ --weights facebook/dinov2-small --out layers/ --layers 3,6,9,12
       vitcli embed photos/ --out grids/ --tokens patch --vector-dtype float16
     """
-    from vitcli.commands.embed.view import summary, watch_job
-    from vitcli.ui.console import answer_text, note, show, status, stream
+    from vitcli.ui.console import answer_text, note, progress, show, status, stream
     from vitcli.ui.options import parse_color
 
     color = parse_color(background)
@@ -174,7 +177,7 @@ def embed(
         with status("measuring the engines"):
             choice = loaded.choose_engine(batch)
         note(choice)
-    with watch_job("encoding") as watch:
+    with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
         result = analysis.embed(
             loaded,
             inputs,
@@ -198,8 +201,7 @@ def embed(
             fail_fast=fail_fast,
             cluster=cluster,
             address=address,
-            watch=watch,
-            say=note,
+            progress=bar,
         )
     if loaded.fresh:
         note(RANDOM_WEIGHTS)
@@ -229,3 +231,38 @@ def parse_layers(text: str | None) -> tuple[int, ...]:
             f"--layers {text}: is not a list of layers (expected numbers with commas)",
             "--layers 6,12",
         ) from error
+
+
+def summary(result: FolderResult) -> str:
+    """The one line of a shard."""
+    rate = "" if result.images_per_s is None else f", {result.images_per_s:.1f} img/s"
+    there = result.rows - result.rows_encoded
+    return (
+        f"shard {result.shard}: {plural(result.rows, 'row')} in {plural(result.parts, 'part')} "
+        f"read back from {printable(result.out)}, {result.ok:,} ok, {result.failed:,} failed; "
+        f"{result.rows_encoded:,} in this run{f', {there:,} from before' if there else ''}, "
+        f"{duration(result.wall_s)}{rate}"
+    )
+
+
+def tables(result: FolderResult) -> Iterator[Any]:
+    """What was encoded with what, and the failures by kind."""
+    model = result.model
+    yield (
+        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, weights: "
+        f"{escape(model.weights)}; {result.engine} engine, {model.dtype} on {model.device}; "
+        f"{result.kind} vectors of {result.width}"
+    )
+    counts = table()
+    counts.add_column("status")
+    counts.add_column("images", justify="right")
+    counts.add_row("ok", f"{result.ok:,}")
+    for failure in result.failures:
+        counts.add_row(failure.code, f"{failure.count:,}")
+    counts.add_section()
+    counts.add_row("all", f"{result.rows:,}")
+    yield counts
+    for example in result.examples:
+        yield f"{escape(printable(example.path))}: {example.code}: {escape(example.error)}"
+    if result.failed > len(result.examples):
+        yield f"... and {result.failed - len(result.examples):,} more: rows whose status is not ok"

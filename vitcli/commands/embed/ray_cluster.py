@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vitcli.commands.embed.analysis import Progress, Work, decode_pool, partial_rows
+from vitcli.commands.embed.analysis import Share, Work, decode_pool, partial_rows
 from vitcli.commands.embed.encoder import PartEncoder
 from vitcli.commands.embed.job import Job, recalled, remembered, weights_digest
 from vitcli.commands.embed.parts import OK, Rows
@@ -67,7 +67,7 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
         job: Job,
         parts: Sequence[tuple[int, bool]],
         options: FolderOptions,
-        progress: Progress,
+        share: Share,
     ) -> Generator[tuple[int, Rows], None, None]:
         if not parts:
             return

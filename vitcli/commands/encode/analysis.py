@@ -18,11 +18,11 @@ from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import Box, FeatureSheet, describe, grid_box, patch_box
-from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.measures import all_finite
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
-from vitcli.results import FailedImage
+from vitcli.results import QUIET, FailedImage, Progress
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 
@@ -38,7 +38,7 @@ def encode(
     tokens: Sequence[str] = (),
     *,
     background: Color = (255, 255, 255),
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
     around: Around = no_context,
 ) -> tuple[EncodeResult, dict[str, np.ndarray]]:
     """Norms of an encoder's tokens after every layer, and vectors of the images.
@@ -49,7 +49,7 @@ def encode(
             default the built-in image.
         tokens: kinds of vectors to return: cls, dist, register, patch, pooled, output.
         background: red, green, blue behind transparent pixels, 0 to 255.
-        advance: called with (done, total) as images are encoded.
+        progress: called with (done, total) as images are encoded.
         around: a context entered for the forward pass of each batch, for hooks.
 
     Returns the result and an array for each kind in `tokens` (see `select_tokens`) whose first
@@ -77,7 +77,7 @@ def encode(
             encoded.append(_image(model, item, layers, output, index))
         for kind in tokens:
             vectors[kind] += list(select_tokens(model, output, kind))
-        advance(len(encoded) + len(failed), max(len(pictures), 1))
+        progress(len(encoded) + len(failed), max(len(pictures), 1))
     result = EncodeResult(
         model_info(model),
         engine=model.engine,

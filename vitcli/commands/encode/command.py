@@ -156,13 +156,13 @@ def encode(
     if out and not kinds:
         kinds = ["pooled" if loaded.config.encoder.pooling != "none" else "patch"]
     features = FeatureCollector(layer, map_query)
-    with progress("encoding") as advance:
+    with progress("encoding") as bar:
         result, vectors = analysis.encode(
             loaded,
             images or [],
             kinds,
             background=color,
-            advance=advance,
+            progress=bar,
             around=features if map_file else analysis.no_context,
         )
     hole = result.not_finite_from

@@ -10,7 +10,7 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePath
@@ -28,10 +28,10 @@ from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import Advance, Prepared, image_batches, stacked
+from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
-from vitcli.results import FailedImage, ModelInfo, Result
+from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ def explore(
     layers: Sequence[int] | None = None,
     max_bytes: int = 10 * MEBIBYTE,
     background: Color = (255, 255, 255),
-    announce: Callable[[int], None] = lambda size: None,
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> ExploreResult:
     """Write a page that shows, for the patch under the pointer, similarity and attention.
 
@@ -113,7 +112,7 @@ def explore(
         layers: 0 is the input of the first block, i the output of block i, -1 the last; by
             default four, evenly spaced, with the last.
         max_bytes: of the file. What does not fit is left out and named on the page.
-        announce: called with the size in bytes before the file is written.
+        progress: its `line` is called with the size before the file is written.
 
     Raises:
         VitcliError: no encoder or more than two, a layer that an encoder does not have, no image
@@ -135,7 +134,7 @@ def explore(
         for batch in image_batches(model, files, background, failed, 1):
             encoder.look(batch[0])
             pictures.append(batch[0])
-            advance(number * each + len(pictures) + len(failed), len(named) * each)
+            progress(number * each + len(pictures) + len(failed), len(named) * each)
         seen.append(encoder)
         if not pictures:
             raise VitcliError(
@@ -151,7 +150,7 @@ def explore(
     ]
     blocks = [block for number, one in enumerate(seen) for block in one.blocks(number)]
     page, kept, left_out = _page(shown, seen, blocks, max_bytes)
-    announce(len(page))
+    progress.line(f"writing {len(page) / MEBIBYTE:.1f} MiB to {out}")
     with atomic_write(out) as file:
         file.write(page)
     return ExploreResult(

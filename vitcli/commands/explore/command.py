@@ -77,7 +77,7 @@ def explore(
     for one in loaded:
         if one.report:
             note(one.report.line())
-    with progress("encoding") as advance:
+    with progress("encoding") as bar:
         result = analysis.explore(
             loaded,
             images or [],
@@ -85,8 +85,7 @@ def explore(
             layers=chosen,
             max_bytes=int(max_size * 2**20),
             background=color,
-            announce=lambda size: note(f"writing {size / 2**20:.1f} MiB to {out}"),
-            advance=advance,
+            progress=bar,
         )
     if any(one.fresh for one in loaded):
         note(RANDOM_WEIGHTS)
@@ -150,14 +149,14 @@ def grid(
     for one in loaded:
         if one.report:
             note(one.report.line())
-    with progress("encoding") as advance:
+    with progress("encoding") as bar:
         result = analysis(
             loaded,
             images or [],
             layers=chosen,
             foreground=foreground,
             background=color,
-            advance=advance,
+            progress=bar,
         )
     if any(one.fresh for one in loaded):
         note(RANDOM_WEIGHTS)

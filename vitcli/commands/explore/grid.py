@@ -18,10 +18,10 @@ from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.analysis import choose_layers
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import Advance, image_batches, stacked
+from vitcli.inference import image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.encoder import hooked, layer_points
-from vitcli.results import FailedImage, ModelInfo, Result
+from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def grid(
     layers: Sequence[int] | None = None,
     foreground: bool = True,
     background: Color = (255, 255, 255),
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> GridResult:
     """Features of images as colors, one row per encoder and image, one column per layer.
 
@@ -108,7 +108,7 @@ def grid(
                 grid_box(model.preprocessing, size, (rows_columns[0], rows_columns[1]), patch)
             )
             each = max(len(files), 1)
-            advance(number * each + len(names) + len(failed), len(named) * each)
+            progress(number * each + len(names) + len(failed), len(named) * each)
         if not names:
             raise VitcliError(
                 f"grid: no image could be read; the first error: {failed[0].error}",

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,9 @@ from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import recognized
 from vitcli.measures import CONFIDENCE, mean_interval, wilson
 from vitcli.model import Model, as_model
+from vitcli.results import QUIET, Progress
 
 Source = Model | str | os.PathLike[str]
-Watch = Callable[[int, int, "Counter[str]"], None]
-Advance = Callable[[int, int], None]
 
 FEW_IMAGES = 5000
 """Up to this number of images cross-validation has SEEDS split seeds, above it two."""
@@ -79,9 +78,7 @@ def probe(
     out: str | os.PathLike[str] | None = None,
     tokens: str = "pooled",
     workers: int | None = None,
-    watch: Watch = lambda done, total, failures: None,
-    advance: Advance = lambda done, total: None,
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = QUIET,
 ) -> ProbeResult | RankingResult | AgreementResult:
     """Accuracy of nearest neighbors and of a linear probe on vectors of labeled images.
 
@@ -103,7 +100,7 @@ def probe(
         confusion: put the whole confusion matrix into the result.
         limit: images of each half of a published set.
         out: folder in which to keep the vectors of images.
-        say: called with each note as one line.
+        progress: called with what is encoded, then timed, then tested; its `line` with each note.
 
     Raises:
         VitcliError: no classes, too few images, or scikit-learn is missing.
@@ -116,11 +113,11 @@ def probe(
     with contextlib.ExitStack() as stack:
         labeled = not unlabeled and targets is None
         images = _encoded(
-            folder, models, labeled, layers, limit, out, tokens, workers, watch, say, stack
+            folder, models, labeled, layers, limit, out, tokens, workers, progress, stack
         )
         if len(models) > 1:
-            say(f"timing {len(models)} encoders alternately, then comparing them")
-        cost = _costs(models, folder, advance) if len(models) > 1 else []
+            progress.line(f"timing {len(models)} encoders alternately, then comparing them")
+        cost = _costs(models, folder, progress) if len(models) > 1 else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images))  # while the vectors are there
     if len(models) == 1 and out is None:  # the folder of the vectors is gone
@@ -133,7 +130,7 @@ def probe(
     trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
     if len(images.encoders) == 1 and layers is None:
         return trial.single()
-    return trial.ranking(cost, advance if not cost else lambda done, total: None)
+    return trial.ranking(cost, progress if not cost else QUIET)
 
 
 def _encoded(
@@ -145,8 +142,7 @@ def _encoded(
     out: str | os.PathLike[str] | None,
     tokens: str,
     workers: int | None,
-    watch: Watch,
-    say: Callable[[str], None],
+    progress: Progress,
     stack: contextlib.ExitStack,
 ) -> Images:
     """The vectors in a folder, or those of each model on the images in it."""
@@ -163,14 +159,14 @@ def _encoded(
             "add --weights SOURCE or --preset NAME to encode its images",
         )
     if recognized(folder) != "folder":
-        return published_set(models, folder, tokens, limit, lambda i, n: watch(i, n, Counter()))
+        return published_set(models, folder, tokens, limit, progress)
     if limit is not None:
         raise VitcliError(
             "--limit: is for the files of a published set (got a folder)", "leave out --limit"
         )
     found = read_folder(folder)
     for line in found.lines():
-        say(line)
+        progress.line(line)
     if labeled and len(found.classes) < 2:
         raise VitcliError(
             f"{printable(folder)}: too few classes (got {len(found.classes)} folders with images, "
@@ -182,14 +178,26 @@ def _encoded(
         for number, one in enumerate(models, start=1)
     ]
     if len(models) > 1:
-        say(f"vectors are kept in {printable(places[0].parent)}")
+        progress.line(f"vectors are kept in {printable(places[0].parent)}")
     for number, (one, place) in enumerate(zip(models, places, strict=True)):
-
-        def joint(done: int, total: int, failures: Counter[str], before: int = number) -> None:
-            watch(before * total + done, len(models) * total, failures)
-
+        joint = _Joint(progress, number, len(models))
         _embed(one, folder, place, tokens, layers, workers, joint)
     return read_vectors(places, layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joint:
+    """One encoder's progress as a share of that of all."""
+
+    progress: Progress
+    before: int
+    models: int
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        self.progress(self.before * total + done, self.models * total, facts)
+
+    def line(self, text: str) -> None:
+        """Notes on the images are the same for every encoder."""
 
 
 def _place(
@@ -226,7 +234,7 @@ def _embed(
     tokens: str,
     layers: str | None,
     workers: int | None,
-    watch: Watch,
+    progress: Progress,
 ) -> None:
     """Turn the images into vectors; what an earlier run had finished is not done again."""
     depth = model.config.encoder.depth
@@ -239,7 +247,7 @@ def _embed(
         layers=numbers,
         format="npy" if not layers else "safetensors",
         workers=workers,
-        watch=watch,
+        progress=progress,
     )
 
 
@@ -258,14 +266,14 @@ def _state(folder: Path) -> Iterator[Any]:
                 yield [path, name, status.st_size, status.st_mtime_ns]
 
 
-def _costs(models: Sequence[Model], folder: Path, advance: Advance) -> list[Cost]:
+def _costs(models: Sequence[Model], folder: Path, progress: Progress) -> list[Cost]:
     suffixes = (".jpg", ".jpeg", ".png", ".webp")
     files = [str(p) for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes][:200]
 
     def read(path: str) -> object:
         return preprocess(decode(path).image, models[0].preprocessing)
 
-    return ranking.costs(models, lambda: ranking.decode_seconds(read, files), advance)
+    return ranking.costs(models, lambda: ranking.decode_seconds(read, files), progress)
 
 
 @dataclasses.dataclass
@@ -453,12 +461,12 @@ class Trial:
             return "better", f"{facts} {of}; {always}"
         return "no better", f"no better than always predicting {name!r} ({share:.1%}): {facts} {of}"
 
-    def ranking(self, cost: Sequence[Cost], advance: Advance) -> RankingResult:
+    def ranking(self, cost: Sequence[Cost], progress: Progress) -> RankingResult:
         """All encoders, best first by the linear probe, and differences to the best."""
         found = []
         for place, encoder in enumerate(self.images.encoders):
             found.append((encoder, *self._scores(encoder), cost[place] if cost else None))
-            advance(place + 1, len(self.images.encoders))
+            progress(place + 1, len(self.images.encoders))
         # A stable sort: of equal ones the first named comes first.
         sign = -1.0 if self.images.regression else 1.0
         found.sort(key=lambda item: -sign * item[3].mean)

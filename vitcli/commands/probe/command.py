@@ -153,8 +153,7 @@ def probe(
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.commands.embed.job import MANIFEST
-    from vitcli.commands.embed.view import watch_job
-    from vitcli.ui.console import note, status, warn
+    from vitcli.ui.console import note, progress, status, warn
 
     check_figure_file(plot)
     if confusion is not None:
@@ -203,7 +202,7 @@ def probe(
             note(one.report.line())
     if any(one.fresh for one in loaded):
         note(RANDOM_WEIGHTS)
-    with watch_job("encoding") as watch:
+    with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
         result = analysis.probe(
             folder,
             loaded or None,
@@ -219,8 +218,7 @@ def probe(
             out=out,
             tokens=tokens or "pooled",
             workers=workers,
-            watch=watch,
-            say=note,
+            progress=bar,
         )
     if result.failed:
         warn(f"images without a vector: {result.failed:,}")

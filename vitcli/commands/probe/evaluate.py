@@ -24,6 +24,7 @@ from vitcli.engines.library import LibraryEncoder, macs_per_image
 from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
 from vitcli.model import Model
+from vitcli.results import Progress
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""
@@ -392,7 +393,7 @@ def holm(values: Sequence[float]) -> list[float]:
 def costs(
     models: Sequence[Model],
     decode: Callable[[], float],
-    advance: Callable[[int, int], None],
+    progress: Progress,
 ) -> list[Cost]:
     """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up.
 
@@ -404,12 +405,12 @@ def costs(
     for place, (model, step) in enumerate(zip(models, steps, strict=True)):
         step()
         added.append(peak_memory(step, model.device) or 0)
-        advance(place + 1, total)
+        progress(place + 1, total)
     times: list[list[float]] = [[] for _ in models]
     for turn in range(TIMED_ROUNDS):
         for place, (model, step) in enumerate(zip(models, steps, strict=True)):
             times[place].append(timed(step, model.device))
-            advance(len(models) * (turn + 1) + place + 1, total)
+            progress(len(models) * (turn + 1) + place + 1, total)
     decoding = decode() / (os.cpu_count() or 1)
     found = []
     for model, seconds, memory in zip(models, times, added, strict=True):

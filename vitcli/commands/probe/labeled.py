@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +22,7 @@ from vitcli.images.folders import class_order, read_layout
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import Items, published_sets, recognized
 from vitcli.model import Model
+from vitcli.results import Progress
 
 EVALUATED = ("val", "test")
 """Splits that are tested if there is a `train` split too."""
@@ -260,7 +261,7 @@ def published_set(
     folder: Path,
     kind: str,
     limit: int | None,
-    advance: Callable[[int, int], None],
+    progress: Progress,
 ) -> Images:
     """A published set's files by each model; `limit` images of each half, drawn at random."""
     train, test, classes = published_sets(folder, recognized(folder))
@@ -273,7 +274,7 @@ def published_set(
         for group in _batches(halves):
             vectors.append(_encoded(model, group, kind))
             done += len(group)
-            advance(done, total * len(models))
+            progress(done, total * len(models))
         encoders.append(Encoded(model.name, model.weights, np.concatenate(vectors)))
     learned = len(halves[0][1])
     names = tuple(f"{'train' if i < learned else 'test'}/{i}" for i in range(total))

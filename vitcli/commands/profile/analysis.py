@@ -40,17 +40,17 @@ from vitcli.engines.library import LibraryEncoder
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
-from vitcli.inference import Advance
 from vitcli.measures import largest_difference
 from vitcli.model import Model, Pictures, as_model, model_info, picture_list
 from vitcli.nn.attention import ATTENDS, ExplicitAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
+from vitcli.results import QUIET, Progress
 
 
 def profile(
     model: Model | str | os.PathLike[str],
     settings: ProfileSettings | None = None,
-    advance: Advance = lambda done, total: None,
+    progress: Progress = QUIET,
     *,
     images: Pictures = (),
     **choices: Any,
@@ -63,7 +63,7 @@ def profile(
     Args:
         model: a `Model`, or what `vitcli.load` takes; in float32 where dtypes are compared.
         settings: all `choices` in one object.
-        advance: called with (done, total) images.
+        progress: called with (done, total) images.
         images: images on which dtypes are compared, as in `Model.transform`; by default the
             built-in image.
         choices: fields of `ProfileSettings`, such as batches=[1, 8], engines=["eager", "onnx"],
@@ -102,7 +102,7 @@ def profile(
         for way in ways
         if way.model.dtype != torch.float32 and len(dtypes) > 1
     )
-    session = Session(model, settings, ways, advance)
+    session = Session(model, settings, ways, progress)
     runs = tuple(run for batch in settings.batches for run in session.answer(batch))
     fits = largest_batches(runs, ways, settings.memory_bytes) if settings.memory_bytes else ()
     words = [

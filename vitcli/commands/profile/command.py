@@ -164,8 +164,8 @@ def profile(
 
         return answer_text(config_yaml(loaded.config))
 
-    with progress("profiling (images)") as advance:
-        result = analysis.profile(loaded, settings, advance, images=image or ())
+    with progress("profiling (images)") as bar:
+        result = analysis.profile(loaded, settings, bar, images=image or ())
     answered = any(run.error is None for run in result.runs)
     if trace and answered:
         note(f"wrote the trace of one step to {trace}; open it at https://ui.perfetto.dev")

@@ -27,10 +27,10 @@ from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettin
 from vitcli.engines import ENGINES
 from vitcli.engines.engine import Engine, prepare_engine
 from vitcli.errors import VitcliError
-from vitcli.inference import Advance
 from vitcli.model import Model
 from vitcli.nn.attention import FusedAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
+from vitcli.results import Progress
 
 FEWEST_RUNS, MOST_RUNS, ENOUGH_S = 5, 30, 15.0
 """Without a number of runs: at least 5, at most 30, and no new one after 15 s of them."""
@@ -107,7 +107,7 @@ class Session:
         model: Model,
         settings: ProfileSettings,
         ways: Sequence[Way],
-        advance: Advance,
+        progress: Progress,
     ) -> None:
         self.model = model
         self.settings = settings
@@ -119,7 +119,7 @@ class Session:
         self.comparisons: list[Comparison] = []
         self._peaks: dict[int, int] = {}
         self._trace = settings.trace
-        self._advance = advance
+        self._progress = progress
         self._planned = settings.runs or FEWEST_RUNS
         passes = self._planned + 3  # warm-up, memory, profiler
         self._todo = sum(settings.batches) * len(ways) * passes
@@ -191,7 +191,7 @@ class Session:
             if not is_out_of_memory(error):
                 raise
             return replace(run, error="out of memory")
-        self._progress(2 * run.batch)
+        self._count(2 * run.batch)
         if peak is not None:
             self._peaks[run.batch] = max(peak, self._peaks.get(run.batch, 0))
         return replace(run, warmup_s=first, peak_bytes=peak)
@@ -205,7 +205,7 @@ class Session:
                 times[name].append(timed(step, self.model.device))
                 spent += times[name][-1]
                 if done < self._planned:
-                    self._progress(batch)
+                    self._count(batch)
             done += 1
         return times
 
@@ -232,7 +232,7 @@ class Session:
         """The components and operators of a run, from steps under the profiler."""
         assert run.wall_s is not None
         if not ENGINES[run.engine].profiled:
-            self._progress(run.batch)
+            self._count(run.batch)
             return run
         steps = max(1, min(MOST_RECORDED, int(RECORDED_S / run.wall_s.median)))
         device = self.model.device
@@ -241,7 +241,7 @@ class Session:
         if self._trace:
             write_trace(record(step, encoder, device, 1), self._trace)
             self._trace = None
-        self._progress(run.batch)
+        self._count(run.batch)
         inside = ENGINES[run.engine].hooks
         return replace(
             run,
@@ -265,6 +265,6 @@ class Session:
             return None
         return f"out of memory: needs about {needed / GIB:.3g} GiB, {free / GIB:.3g} GiB are free"
 
-    def _progress(self, images: int) -> None:
+    def _count(self, images: int) -> None:
         self._done += images
-        self._advance(self._done, self._todo)
+        self._progress(self._done, self._todo)

@@ -17,8 +17,6 @@ from vitcli.commands.train.result import (
     ClassAccuracy,
     HistoryRow,
     Outcome,
-    Progress,
-    Silent,
     TestScore,
     TrainResult,
     TrainSummary,
@@ -55,7 +53,7 @@ from vitcli.images.shapes import Shapes
 from vitcli.measures import wilson
 from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
-from vitcli.results import FailedImage
+from vitcli.results import QUIET, FailedImage, Progress
 
 CHANGEABLE = (
     "train.snapshot_every",
@@ -85,7 +83,7 @@ def train_shapes(
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> TrainResult:
     """Train a small encoder on synthetic shapes and say whether it learned, as `train-shapes`.
 
@@ -151,7 +149,7 @@ def train(
     classes: tuple[str, ...] | None = None,
     download: bool = False,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> TrainResult:
     """Fit an encoder and a classifier to a folder of images, as `vitcli train`.
 
@@ -250,7 +248,7 @@ def run_shapes(
     request: TrainRequest,
     config: ShapesRun,
     source: Model | None = None,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> TrainResult:
     """Train on synthetic shapes.
 
@@ -286,7 +284,7 @@ def run_images(
     request: TrainRequest,
     config: ImagesRun,
     source: Model | None = None,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
     download: bool = False,
 ) -> TrainResult:
     """Read the images that the config names and train on them.
@@ -294,17 +292,16 @@ def run_images(
     Raises:
         VitcliError: as `run_shapes`; no images, or on resuming not those of the run.
     """
-    show = progress or Silent()
-    data = images_of(request, config, show, download)
+    data = images_of(request, config, progress, download)
     for text in data.inputs.notes if launched().rank == 0 else ():
-        show.line(text)
+        progress.line(text)
     return run(request, for_classes(request, config, data.classes), data, source, progress)
 
 
 def images_of(
     request: TrainRequest,
     config: ImagesRun,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
     download: bool = False,
 ) -> ImagesSource:
     """The images that the config names; those of the run, where one is resumed.
@@ -324,7 +321,6 @@ def images_of(
                 "the same is unknown",
                 f"start another one from its weights: --weights {request.out} --out DIR",
             )
-    show = progress or Silent()
     return ImagesSource(
         Path(config.data.path),
         config.data,
@@ -337,7 +333,7 @@ def images_of(
         test=request.test,
         check=request.check,
         fail_fast=request.fail_fast,
-        report=lambda done, total: show(done, total, "images decoded"),
+        report=lambda done, total: progress(done, total, "images decoded"),
     )
 
 
@@ -383,17 +379,16 @@ def run(
     config: Run,
     data: TrainingData,
     source: Model | None = None,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> TrainResult:
     """Train the config's encoder on `data`, in this process or in all that torchrun started.
 
     In a run directory the answer is written too, as `result.json`.
     """
-    show = progress or Silent()
     device = local_device(pick_device(request.device))
     with ExitStack() as ending:
         processes = ending.enter_context(world(device))
-        say: Callable[[str], None] = show.line if processes.first else lambda text: None
+        say: Callable[[str], None] = progress.line if processes.first else lambda text: None
         check_sizes(request, config, data, processes)
         directory = RunDirectory(request.out) if request.out else None
         if directory and processes.first:

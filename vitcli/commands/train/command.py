@@ -390,10 +390,10 @@ def train(
         config = analysis.images_config(request, source)
     if print_config:
         return answer_text(config_yaml(config))
-    from vitcli.commands.train.view import live
+    from vitcli.ui.console import progress
 
-    with live() as progress:
-        result = analysis.run_images(request, config, source, progress, download)
+    with progress("", lines="tenths") as bar:
+        result = analysis.run_images(request, config, source, bar, download)
     finish(result, request, output.form, plot)
 
 
@@ -450,8 +450,8 @@ def train_shapes(
         draw_sheet(analysis.shapes_of(config), show_data)
         return note(f"drew {show_data}")
 
-    from vitcli.commands.train.view import live
+    from vitcli.ui.console import progress
 
-    with live() as progress:
-        result = analysis.run_shapes(request, config, source, progress)
+    with progress("", lines="tenths") as bar:
+        result = analysis.run_shapes(request, config, source, bar)
     finish(result, request, output.form, plot)

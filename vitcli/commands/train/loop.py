@@ -33,8 +33,6 @@ from vitcli.commands.train.inputs import derived_seed
 from vitcli.commands.train.result import (
     AuditRow,
     Outcome,
-    Progress,
-    Silent,
     Validation,
     step_facts,
     validation_line,
@@ -54,6 +52,7 @@ from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.results import QUIET, Progress
 
 VAL_BATCH = 256
 LINGERING = 0.1
@@ -135,7 +134,7 @@ class Trainer:
         world: World,
         directory: RunDirectory | None = None,
         audited: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = QUIET,
     ) -> None:
         self.encoder = encoder
         self.data = data
@@ -144,7 +143,7 @@ class Trainer:
         self.world = world
         self.directory = directory if world.first else None
         self.audited = audited
-        self.progress = progress or Silent()
+        self.progress = progress
         self.writers: list[Callable[[dict[str, Any]], None]] = []
         """Called with every line of metrics, in the first process."""
         self.steps_per_epoch = data.train_size // train.batch

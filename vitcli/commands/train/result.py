@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from vitcli.measures import wilson
 from vitcli.results import FailedImage, Result
@@ -99,28 +99,6 @@ class TrainResult(Result):
     """With --test alone."""
     unreadable: tuple[FailedImage, ...] = ()
     """The images that were left out."""
-
-
-class Progress(Protocol):
-    """What shows a run as it goes, as `ui.console.progress` does."""
-
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """`done` of `total` steps are done."""
-        ...
-
-    def line(self, text: str) -> None:
-        """Something to know."""
-        ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
 
 
 def step_facts(entry: Mapping[str, Any], images_per_s: float) -> str:

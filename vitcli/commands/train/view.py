@@ -1,9 +1,8 @@
-"""`vitcli train-shapes` and `vitcli train`: live progress, tables and a figure."""
+"""`vitcli train-shapes` and `vitcli train` as tables and a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -11,41 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
-from vitcli.ui.console import Bar, plural, progress, table
+from vitcli.ui.console import plural, table
 from vitcli.ui.figures import chance_line, count_along_x, ended, new_figure, series, styled
 
 SHOWN = 10
 """Unreadable images that are listed."""
 ROWS = 10
 """Lines of the history table; each is the mean over the steps since the one before."""
-
-
-class Lines:
-    """A bar on a terminal, otherwise a line per tenth of the run."""
-
-    def __init__(self, bar: Bar) -> None:
-        self.bar = bar
-        self.tenths = -1
-
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """`done` of `total` steps are done."""
-        tenth = 10 * done // max(total, 1)
-        if self.bar.live:
-            self.bar(done, total, facts)
-        elif tenth != self.tenths:
-            self.tenths = tenth
-            self.bar.line(f"{done}/{total}: {facts}")
-
-    def line(self, text: str) -> None:
-        """Something to know."""
-        self.bar.line(text)
-
-
-@contextmanager
-def live() -> Iterator[Lines]:
-    """Shows a run as it goes, on stderr."""
-    with progress("") as bar:
-        yield Lines(bar)
 
 
 def tables(result: TrainResult) -> Iterator[str | Table]:
