@@ -103,8 +103,7 @@ def block(name: str, report: dict[str, Any]) -> str:
     seconds = sum(trial["wall_s"] or 0 for trial in report["trials"])
     together = f", {report['jobs']} at a time" if report["jobs"] > 1 else ""
     lines = [
-        f"`vitcli sweep experiments/{name}.yaml` — {states}; "
-        f"{seconds / 60:.0f} minutes of trials{together}.",
+        f"`vitcli sweep {name}` — {states}; {seconds / 60:.0f} minutes of trials{together}.",
         "",
         *table(report),
         "",

@@ -11,8 +11,8 @@ vitcli=${VITCLI:-vitcli}
 
 sweeps=("$@")
 if [ ${#sweeps[@]} -eq 0 ]; then
-    for file in experiments/*.yaml; do
-        grep -q '^command:' "$file" && sweeps+=("$(basename "$file" .yaml)")
+    for file in vitcli/commands/sweep/shipped/*.yaml; do
+        sweeps+=("$(basename "$file" .yaml)")
     done
 fi
 failed=0
@@ -22,7 +22,7 @@ for name in "${sweeps[@]}"; do
             --set data.train_size=16384 --set data.val_size=2048 \
             --set train.clip_grad=null --out runs/easy-shapes --resume
     fi
-    $vitcli sweep "experiments/$name.yaml" --out "runs/$name" || failed=1
+    $vitcli sweep "$name" --out "runs/$name" || failed=1
 done
 "${PYTHON:-python3}" experiments/report.py
 exit $failed

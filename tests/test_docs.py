@@ -21,6 +21,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitcli.cli import app
+from vitcli.commands.sweep import spec
+from vitcli.commands.sweep.spec import shipped_sweeps
 from vitcli.config import load
 from vitcli.config.yaml import Document, parse_yaml
 
@@ -81,8 +83,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = torchvision.models.VisionTransformer(224, 16, 12, 2, 48, 64)
     torch.save(plain.state_dict(), folder / "vit_b_16.pth")
     (folder / "mine.yaml").write_text("preset: vit-s16\n")
-    (folder / "experiments").mkdir()
-    (folder / "experiments" / "norm-warmup-init.yaml").write_text(SWEEP)
+    for name in shipped_sweeps():
+        (folder / "shipped").mkdir(exist_ok=True)
+        (folder / "shipped" / f"{name}.yaml").write_text(SWEEP)
     return folder
 
 
@@ -96,6 +99,7 @@ def toy(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [*whole(name, source), parse_yaml(TOY, "toy")]
 
     monkeypatch.setattr(load, "preset_layers", small)
+    monkeypatch.setattr(spec, "SHIPPED", place / "shipped")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.chdir(place)
     return place

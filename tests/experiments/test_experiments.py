@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
 from vitcli.commands.sweep.space import draw, known_commands
-from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, repeats
+from vitcli.commands.sweep.spec import SHIPPED, check_arguments, expand, load_sweep, repeats
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.yaml import read_yaml
 
-FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
-SWEEPS = [file for file in FILES if "command" in read_yaml(file).data]
-CONFIGS = [file for file in FILES if file not in SWEEPS]
+SWEEPS = sorted(SHIPPED.glob("*.yaml"))
+CONFIGS = sorted((ROOT / "experiments").rglob("*.yaml"))
 COMMANDS = known_commands()
 TOY = [
     "--set=encoder.depth=1", "--set=encoder.hidden=12", "--set=encoder.mlp_hidden=12",

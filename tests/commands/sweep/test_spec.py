@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.space import Choice, Range, read_space
-from vitcli.commands.sweep.spec import read_sweep
+from vitcli.commands.sweep.spec import load_sweep, read_sweep, sweep_path
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError
 
@@ -106,3 +108,17 @@ def test_a_range_is_whole_where_it_is_written_so() -> None:
 def test_what_is_no_space_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read_space(value)
+
+
+def test_a_name_is_a_shipped_sweep_where_nothing_here_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_sweep("position").name == "position"
+    with pytest.raises(VitcliError, match="neither a file nor a shipped sweep") as error:
+        load_sweep("postion")
+    assert error.value.hint == "did you mean position?"
+    Path("position").mkdir()
+    with pytest.raises(VitcliError, match="is a shipped sweep and also a directory"):
+        load_sweep("position")
+    assert sweep_path("./position") == sweep_path(Path("position")) == Path("position")

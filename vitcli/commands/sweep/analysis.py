@@ -21,6 +21,7 @@ from vitcli.commands.sweep.spec import (
     check_arguments,
     expand,
     load_sweep,
+    sweep_path,
 )
 from vitcli.commands.sweep.study import check_search, queue
 from vitcli.commands.sweep.trials import Results, placed, shown_command
@@ -45,7 +46,8 @@ def sweep(
     """Run what is missing of a sweep and report all of it, as `vitcli sweep` does.
 
     Args:
-        file: the sweep's YAML file; a directory that a sweep has made is only read.
+        file: the sweep's YAML file, or the name of a shipped one such as `"position"`; a directory
+            that a sweep has made is only read.
         out: where trials go; `runs/NAME` by default.
         jobs: trials at a time, which share the threads; by default what the file says.
         timeout: seconds per trial; by default what the file says.
@@ -61,7 +63,7 @@ def sweep(
     Raises:
         VitcliError: a file, a value or a directory that is not what it must be.
     """
-    file = Path(file)
+    file = sweep_path(file)
     view = View(tuple(where), sort, None if group is None else tuple(group), power=power)
     given = {"jobs": jobs, "timeout": timeout, "storage": storage}
     if file.is_dir():

@@ -35,18 +35,35 @@ def report_option(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Reporting", **how)
 
 
+def _shipped(incomplete: str) -> list[str]:
+    """Shipped sweeps and files that begin so, for a shell's completion."""
+    from vitcli.commands.sweep.spec import shipped_sweeps
+
+    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    here = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [f"{p}/" if p.is_dir() else str(p) for p in here if p.is_dir() or p.suffix == ".yaml"]
+    return [word for word in [*shipped_sweeps(), *files] if word.startswith(incomplete)]
+
+
 @grouped
 def sweep(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE.yaml]", help="The sweep to run.")
+        str | None,
+        typer.Argument(
+            metavar="[FILE.yaml|NAME]",
+            help="The sweep to run: a file, or a shipped sweep by name.",
+            autocompletion=_shipped,
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         run_option("--out", metavar="DIR", help="Directory of the trials (default: runs/NAME)."),
     ] = None,
     report: Annotated[
-        Path | None,
-        report_option("--report", metavar="DIR|FILE", help="Report finished trials; run none."),
+        str | None,
+        report_option(
+            "--report", metavar="DIR|FILE|NAME", help="Report finished trials; run none."
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -140,7 +157,7 @@ def sweep(
 
     \b
     Examples:
-      vitcli sweep experiments/norm-warmup-init.yaml --out runs/norm --jobs 2
+      vitcli sweep norm-warmup-init --out runs/norm --jobs 2
       vitcli sweep --report runs/norm --sort -accuracy --plot norm.png
       vitcli sweep --report runs/norm --where norm=post --csv post.csv
     """
@@ -191,8 +208,8 @@ def sweep(
     reports.check_files(csv, parquet)
     if (file is None) == (report is None):
         raise VitcliError(
-            "sweep: expected either FILE.yaml to run or --report DIR to read",
-            "vitcli sweep FILE.yaml, or vitcli sweep --report DIR",
+            "sweep: expected either a sweep to run or --report DIR to read",
+            "vitcli sweep position, or vitcli sweep --report runs/position",
         )
     loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
     loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
@@ -253,11 +270,12 @@ def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
             )
 
 
-def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path, Command | None]:
+def _load(given: str, out: Path | None, *, running: bool) -> tuple[Sweep, Path, Command | None]:
     """The sweep and its directory, and to run it its command, from its file or its directory."""
     from vitcli.commands.sweep import analysis
-    from vitcli.commands.sweep.spec import load_sweep
+    from vitcli.commands.sweep.spec import load_sweep, sweep_path
 
+    path = sweep_path(given)
     if running:
         if path.is_dir():
             raise VitcliError(
@@ -271,7 +289,7 @@ def _load(path: Path, out: Path | None, *, running: bool) -> tuple[Sweep, Path, 
     loaded = load_sweep(path)
     place = out or Path("runs") / loaded.name
     if not (place / "sweep.yaml").is_file():
-        raise VitcliError(f"{place}: holds no trials of {path}", "name the directory with --out")
+        raise VitcliError(f"{place}: holds no trials of {given}", "name the directory with --out")
     return loaded, place, None
 
 

@@ -117,8 +117,39 @@ class Sweep:
         return said
 
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""The sweeps of experiments/README.md."""
+
+
+def shipped_sweeps() -> list[str]:
+    """The names of the sweeps that come with the package, sorted."""
+    return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+
+
+def sweep_path(given: str | Path) -> Path:
+    """The file that a path or the name of a shipped sweep means; a directory as it is.
+
+    Raises:
+        VitcliError: there is neither, or there are both.
+    """
+    path, name = Path(given), str(given)
+    names = shipped_sweeps()
+    if name in names and isinstance(given, str):
+        if path.exists():
+            raise VitcliError(
+                f"{name}: is a shipped sweep and also a {'directory' if path.is_dir() else 'file'} "
+                "in this directory",
+                f"./{name} for the latter; run the shipped one from another directory",
+            )
+        return SHIPPED / f"{name}.yaml"
+    if not path.exists() and path.name == name and not path.suffix:
+        hint = nearest(name[:100], names, f"shipped sweeps: {', '.join(names)}")
+        raise VitcliError(f"{name}: is neither a file nor a shipped sweep", hint)
+    return path
+
+
 def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) -> Sweep:
-    """Read and check a sweep file.
+    """Read and check a sweep file, or a shipped sweep by its name.
 
     Args:
         commands: what the commands of this program accept; None skips the check of option names,
@@ -128,7 +159,7 @@ def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) 
         VitcliError: with file, line and key: unknown keys and options, lists of unequal length, an
             axis given twice, a search beside a grid.
     """
-    return read_sweep(read_yaml(path), commands)
+    return read_sweep(read_yaml(sweep_path(path)), commands)
 
 
 def read_sweep(document: Document, commands: Mapping[str, Command] | None = None) -> Sweep:
