@@ -12,6 +12,8 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 CONFIDENCE = 0.95
+MARGIN = 0.1
+"""The part of the way from chance to a perfect score that is clearly more than chance."""
 NORMAL_FROM = 2000
 """From so many degrees of freedom on Student's quantile is the normal one to 1e-3."""
 
@@ -62,6 +64,19 @@ def wilson(
     spread = z * math.sqrt(p * (1 - p) / tested + z2 / (4 * tested * tested))
     low, high = ((center + sign * spread) / (1 + z2 / tested) for sign in (-1, 1))
     return max(low, 0.0), min(high, 1.0)
+
+
+def above_chance(chance: float, times: float = 1) -> float:
+    """`times` MARGIN of the way from chance to one."""
+    return chance + times * MARGIN * (1 - chance)
+
+
+def too_few(value: float, high: float, chance: float) -> bool:
+    """Whether more images would decide on a value that its interval does not hold above chance.
+
+    It is MARGIN above chance, and the interval reaches what twice the margin is.
+    """
+    return value > above_chance(chance) and high > above_chance(chance, 2)
 
 
 @lru_cache(maxsize=256)

@@ -45,6 +45,22 @@ def layout(*names: str) -> list[tuple[str | None, str | None]]:
             ["train/a/1.png", "test/a/2.png", "unlabeled/x/3.png", "extras/y/4.png"],
             [("train", "a"), ("test", "a"), ("unlabeled", None), ("other", None)],
         ),
+        # splits within longer names, also where an archive repeats them inside
+        (
+            ["training_set/cat/1.png", "test_set/dog/2.png"],
+            [("train", "cat"), ("test", "dog")],
+        ),
+        (["train2017/a/1.png", "val2017/b/2.png"], [("train", "a"), ("val", "b")]),
+        (["trainval/a/1.png", "test-images/a/2.png"], [("train", "a"), ("test", "a")]),
+        (
+            ["seg_train/seg_train/sea/1.png", "seg_test/seg_test/ice/2.png", "seg_pred/x/3.png"],
+            [("train", "sea"), ("test", "ice"), ("other", None)],
+        ),
+        (["train/train/1.png", "test/test/2.png"], [("train", None), ("test", None)]),
+        (
+            ["train_station/1.png", "test_tube/2.png", "tv_set/3.png"],
+            [(None, "train_station"), (None, "test_tube"), (None, "tv_set")],
+        ),
         # a class may be called like a split
         (["bus/1.png", "train/1.png", "car/1.png"], [(None, c) for c in ("bus", "train", "car")]),
         # the class outside, the split inside
@@ -69,6 +85,7 @@ def test_numbers_are_classes_in_their_order() -> None:
     names = [str(number) for number in range(12)]
     assert class_order(reversed(names)) == names
     assert class_order(["b", "10", "a", "9", "09", "b"]) == ["09", "9", "10", "a", "b"]
+    assert class_order(["1", "-10", "0", "-9", "-a"]) == ["-10", "-9", "0", "1", "-a"]
 
 
 def picture(path: Path, level: int) -> None:

@@ -43,12 +43,14 @@ HIDDEN = "hidden or of a tool"
 """The count of images and shards that are left out for where they lie or what they are called."""
 
 SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("unlabeled", "unlabelled"), "unlabeled"),
 }
 """Names of folders, in lower case, that are splits, and which one each is."""
+_NO_NEWS = {"set", "data", "dataset", "image", "images", "imgs", "img", "split", "folder"}
+"""Words beside a split's in a folder's name that say nothing."""
 Place = tuple[str | None, str | None]
 """(split, class) of an image; None where there is none."""
 
@@ -175,9 +177,8 @@ def class_order(names: Iterable[str]) -> list[str]:
     """Distinct names sorted, whole numbers first and by their value."""
 
     def key(name: str) -> tuple[int, int, str, str]:
-        if name.isascii() and name.isdigit():
-            digits = name.lstrip("0")
-            return 0, len(digits), digits, name
+        if re.fullmatch("-?[0-9]{1,300}", name):
+            return 0, int(name), "", name
         return 1, 0, name, name
 
     return sorted(set(names), key=key)
@@ -196,6 +197,17 @@ def _folders(name: str) -> tuple[str, ...]:
     return tuple(f for f in found if f not in ("", "."))
 
 
+def split_of(name: str) -> tuple[str | None, str]:
+    """The split that a folder is named for, and what else its name says.
+
+    `train`, `Training_Set` and `train2017` say the same; `train_seg` says `seg` besides.
+    """
+    words = re.findall(r"[^\W\d_]+", name.lower())
+    splits = [word for word in words if word in SPLITS]
+    rest = " ".join(word for word in words if word not in SPLITS and word not in _NO_NEWS)
+    return (SPLITS[splits[0]], rest) if len(splits) == 1 else (None, rest)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where names say their split and class: after `shared` folders that all have in common."""
@@ -203,6 +215,10 @@ class Layout:
     shared: int
     split_at: int | None
     """Which folder is the split, counted from 0 after the shared ones; None without splits."""
+    rest: str = ""
+    """What the names of the splits say besides."""
+    doubled: frozenset[str] = frozenset()
+    """Splits with all their images in a folder of the split's own name: train/train/cat."""
 
     def place(self, name: str, label: str = "") -> Place:
         """Split and class of an image by its name; `label` is what its shard says of it."""
@@ -210,8 +226,10 @@ class Layout:
         split = None
         if self.split_at is not None:
             own = folders[self.split_at] if len(folders) > self.split_at else ""
-            split = SPLITS.get(own.lower(), "other")
+            role, rest = split_of(own)
+            split = role if role and rest == self.rest else "other"
             folders = folders[: self.split_at] + folders[self.split_at + 1 :]
+            folders = folders[own in self.doubled :]
         named = folders[0] if folders and split not in ("unlabeled", "other") else None
         return split, label or named
 
@@ -219,27 +237,37 @@ class Layout:
 def read_layout(names: Iterable[str]) -> Layout:
     """What the folders of some names are.
 
-    Splits, in any letter case, are `train training val valid validation dev test testing
-    unlabeled`: where all top folders are, or where one for training stands beside one to evaluate
-    on (then what else there is belongs to neither), or where each class has such folders inside.
-    Otherwise the top folders are classes: a class may be called `train` beside `bus` and `car`.
+    Splits, in any letter case, are `train training trainval val valid validation dev test testing
+    unlabeled`, also within a name (`training_set`, `train2017`): where all top folders are, or
+    where one for training stands beside one to evaluate on that says nothing else (then what else
+    there is belongs to neither), or where each class has such folders inside. Otherwise the top
+    folders are classes: a class may be called `train` beside `bus` and `car`.
     """
     folders = {_folders(name) for name in names}
     shared = _shared(folders)
-    tops = {f[shared] for f in folders if len(f) > shared}
-    if _are_splits(tops):
-        return Layout(shared, 0)
-    below = [f[shared + 1] if len(f) > shared + 1 else "" for f in folders if len(f) > shared]
-    if len(tops) > 1 and all(name.lower() in SPLITS for name in below):
+    below: dict[str, set[str]] = {}
+    for own in folders:
+        if len(own) > shared:
+            below.setdefault(own[shared], set()).add((*own, "")[shared + 1])
+    if (rest := _splits_beside(set(below))) is not None:
+        doubled = frozenset(top for top, inside in below.items() if inside == {top})
+        return Layout(shared, 0, rest, doubled)
+    inside = {name for own in below.values() for name in own}
+    if len(below) > 1 and all(name.lower() in SPLITS for name in inside):
         return Layout(shared, 1)
     return Layout(shared, None)
 
 
-def _are_splits(names: set[str]) -> bool:
-    roles = {SPLITS.get(name.lower()) for name in names}
-    if None not in roles:
-        return bool(roles)
-    return "train" in roles and bool(roles & {"val", "test"})
+def _splits_beside(names: set[str]) -> str | None:
+    """What the names of the splits among top folders say besides; None where there are none."""
+    if names and all(name.lower() in SPLITS for name in names):
+        return ""
+    roles: dict[str, set[str | None]] = {}
+    for name in names:
+        role, rest = split_of(name)
+        roles.setdefault(rest, set()).add(role)
+    whole = [rest for rest, own in roles.items() if "train" in own and own & {"val", "test"}]
+    return min(whole, default=None)
 
 
 def _shared(folders: set[tuple[str, ...]]) -> int:

@@ -196,14 +196,18 @@ def _groups(tar: tarfile.TarFile) -> Iterator[tuple[int, list[tarfile.TarInfo]]]
 def _sample(
     group: list[tarfile.TarInfo], tar: tarfile.TarFile, asked: ShardRequest, skipped: Counter[str]
 ) -> Iterator[Entry]:
-    label = _label(group, tar)
+    label, beside = _label(group, tar)
     for member in group:
+        if member is beside:
+            continue
         for entry in _member(member, asked, skipped):
             yield replace(entry, label=label) if label else entry
 
 
-def _label(group: list[tarfile.TarInfo], tar: tarfile.TarFile) -> str:
-    """The class that the sample's own files give, or nothing."""
+def _label(
+    group: list[tarfile.TarInfo], tar: tarfile.TarFile
+) -> tuple[str, tarfile.TarInfo | None]:
+    """The class that one of the sample's own files gives, or nothing; and that file."""
     for member in group:
         suffix = Path(member.name).suffix.lower()
         if suffix not in (".cls", ".json") or not member.isreg() or member.size > _LABEL_BYTES:
@@ -212,15 +216,15 @@ def _label(group: list[tarfile.TarInfo], tar: tarfile.TarFile) -> str:
         try:
             text = file.read().decode().strip() if file else ""
             if suffix == ".cls":
-                return text
+                return text, member
             values = json.loads(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(values, dict):
             found = next((values[key] for key in _LABEL_KEYS if key in values), None)
             if isinstance(found, str | int) and not isinstance(found, bool):
-                return str(found)
-    return ""
+                return str(found), member
+    return "", None
 
 
 def _member(member: tarfile.TarInfo, asked: ShardRequest, skipped: Counter[str]) -> Iterator[Entry]:

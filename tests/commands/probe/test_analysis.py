@@ -19,6 +19,7 @@ import vitcli
 from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
 from vitcli.commands.probe.analysis import Trial
+from vitcli.commands.probe.labeled import Encoded, Images, with_classes
 from vitcli.commands.probe.result import ProbeResult
 from vitcli.errors import VitcliError
 
@@ -56,7 +57,7 @@ def test_copies_never_stand_on_both_sides() -> None:
     assert result.duplicates == 120 and result.groups == 30
     for score in result.scores:
         assert score.accuracy < 0.75 and score.high - score.low > 0.25
-    assert result.verdict_code == "no better"
+    assert result.verdict_code != "better"
 
 
 def test_groups_stay_on_one_side() -> None:
@@ -80,6 +81,26 @@ def test_a_given_split_is_kept() -> None:
     assert result.protocol == "learned from 4 images, tested on 2 others"
     assert [(s.correct, s.tested) for s in result.scores] == [(1, 2), (1, 2)]
     assert (result.unlabelled, result.left_out) == (1, 1)
+
+
+def test_four_of_six_images_are_too_few_for_either_verdict() -> None:
+    """Wilson's interval of 4 of 6 is 0.300 to 0.903: both chance (1/3) and a good score."""
+    vectors = np.repeat(np.eye(3), 6, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(18, 3))
+    labels = [*"aaaaab", *"bbbbba", *"cccccc"]  # one of a and one of b are the other's
+    result = single(vectors, labels, np.array([False, False, False, False, True, True] * 3))
+    assert [(s.correct, s.tested) for s in result.scores] == [(4, 6), (4, 6)]
+    assert result.verdict_code == "too few images"
+    assert result.verdict.startswith(
+        "tested on too few images to tell it from always predicting 'a' (33.3%): linear probe 66.7%"
+    )
+
+
+def test_a_test_split_without_classes_leaves_the_training_images_to_be_probed() -> None:
+    names = [f"train/{label}/{i}.png" for label in "xyz" for i in range(6)]
+    names += [f"test/{i}.png" for i in range(5)]
+    vectors = np.zeros((len(names), 2), np.float32)
+    found = with_classes(Images(tuple(names), (Encoded("m", "w", vectors),)))
+    assert found.is_test is None and len(found.names) == 18 and found.unlabelled == 5
 
 
 def test_too_few_to_say() -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from tests.commands.train.sources import SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.inputs import Input, assign, held_out, read_inputs, same_inputs
+from vitcli.commands.train.inputs import (
+    Input,
+    assign,
+    held_out,
+    read_inputs,
+    same_inputs,
+    side_notes,
+)
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.images.folders import read_folder
@@ -25,30 +32,55 @@ def val_names(found: list[Input]) -> set[str]:
 
 def test_a_files_side_follows_from_its_name_and_the_seed_alone() -> None:
     """Of 1,000 images and the same with 500 more, the first 1,000 stand where they stood."""
-    few, many = (val_names(held_out(images(n), 0.1, 0)[0]) for n in (1000, 1500))
+    few, many = (val_names(held_out(images(n), 0.1, 0)) for n in (1000, 1500))
     assert few == {name for name in many if int(name[2:-4]) < 1000}
     assert 65 <= len(few) <= 135  # 100 +- 3.7 standard deviations of a binomial
-    assert val_names(held_out(images(1000), 0.1, 1)[0]) != few
+    assert val_names(held_out(images(1000), 0.1, 1)) != few
 
 
 @pytest.mark.parametrize("count", [2, 3, 20])
 @pytest.mark.parametrize("fraction", [0.001, 0.5, 0.999])
 def test_every_class_of_two_is_on_both_sides(count: int, fraction: float) -> None:
-    found, single = held_out(images(count, "a") + images(count, "b"), fraction, 0)
-    assert single == []
+    found = held_out(images(count, "a") + images(count, "b"), fraction, 0)
     for label in "ab":
         assert {image.side for image in found if image.label == label} == {"train", "val"}
 
 
 def test_a_class_of_one_trains_and_is_named(tmp_path: Path) -> None:
-    found, single = held_out([*images(4, "a"), *images(1, "10"), *images(1, "9")], 0.5, 0)
-    assert single == ["9", "10"]
+    found = held_out([*images(4, "a"), *images(1, "10"), *images(1, "9")], 0.5, 0)
     assert all(image.side == "train" for image in found if image.label != "a")
     folder(tmp_path, 5)
     (tmp_path / "green").mkdir()
     shutil.copy(tmp_path / "red" / "1.png", tmp_path / "green" / "x.png")
-    notes = assign(read_folder(tmp_path), ImagesData(), 0).notes
+    notes = side_notes(assign(read_folder(tmp_path), ImagesData(), 0))
     assert "without a validation image: green (a class of one image trains)" in notes
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    """It would be recognized on every image: an accuracy of 1 that says nothing."""
+    (folder(tmp_path, 5) / "blue").rename(tmp_path / ".hidden")
+    with pytest.raises(VitcliError, match=r"contains one class \(red, expected at least 2\)"):
+        train.train(tmp_path, **SMALL_RUN)
+
+
+def test_a_test_split_without_classes_cannot_be_reported(tmp_path: Path) -> None:
+    folder(tmp_path / "train", 5)
+    (folder(tmp_path / "test", 2) / "blue" / "0.png").rename(tmp_path / "test" / "0.png")
+    shutil.rmtree(tmp_path / "test" / "blue")
+    shutil.rmtree(tmp_path / "test" / "red")
+    train.train(tmp_path, **SMALL_RUN)
+    with pytest.raises(VitcliError, match="its test images have no classes, which --test needs"):
+        train.train(tmp_path, **SMALL_RUN, test=True)
+
+
+def test_a_class_whose_held_out_images_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = folder(tmp_path / "pictures", 12)
+    for image in held_out([*images(12, "blue"), *images(12, "red")], 0.1, 0):
+        if image.side == "val" and image.label == "red":
+            (path / image.path).write_bytes(b"no image")
+    lines: list[str] = []
+    train.train(path, **SMALL_RUN, check=True, progress=Lines(lines))
+    assert "without a validation image: red" in lines
 
 
 def test_the_same_bytes_in_two_classes_or_on_two_sides_are_reported(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import recognized
-from vitcli.measures import CONFIDENCE, mean_interval, wilson
+from vitcli.measures import CONFIDENCE, mean_interval, too_few, wilson
 from vitcli.model import Model, as_model
 from vitcli.results import QUIET, Progress
 
@@ -446,11 +446,10 @@ class Trial:
     ) -> tuple[str, str]:
         on = f"on {len(self.images.names):,} images"
         if regression is not None:
-            code = "better" if regression.low > 0 else "no better"
             words = f"R² {regression.r2:.3f} [{regression.low:.3f}, {regression.high:.3f}] {on}"
-            if code == "no better":
-                words = f"no better than always predicting the mean: {words}"
-            return code, words
+            if regression.low > 0:
+                return "better", words
+            return _unproven([regression.r2], [regression.high], 0.0, "the mean", words)
         name, share = self._largest()
         facts = ", ".join(
             f"{s.method} {s.accuracy:.1%} [{s.low:.1%}, {s.high:.1%}]" for s in reversed(scores)
@@ -459,7 +458,8 @@ class Trial:
         of = f"{on} of {len(self.classes):,} classes"
         if any(score.low > share for score in scores):
             return "better", f"{facts} {of}; {always}"
-        return "no better", f"no better than always predicting {name!r} ({share:.1%}): {facts} {of}"
+        values, highs = [s.accuracy for s in scores], [s.high for s in scores]
+        return _unproven(values, highs, share, f"{name!r} ({share:.1%})", f"{facts} {of}")
 
     def ranking(self, cost: Sequence[Cost], progress: Progress) -> RankingResult:
         """All encoders, best first by the linear probe, and differences to the best."""
@@ -529,7 +529,7 @@ class Trial:
     def _ranking_verdict(self, ranked: Sequence[Ranked]) -> tuple[str, str]:
         best, images = ranked[0], f"on these {len(self.images.names):,} images"
         code, words = self._verdict(best.scores, best.regression)
-        if code == "no better":
+        if code != "better":
             return code, f"the best one, {best.name}, is {words}"
         gaps = [(one, one.difference) for one in ranked[1:] if one.difference]
         tied = [one.name for one, gap in gaps if gap.p_holm >= ranking.ALPHA]
@@ -542,6 +542,16 @@ class Trial:
             f", {_gap(gaps[0][1], self.images.regression)} above {gaps[0][0].name}" if gaps else ""
         )
         return "one best", f"{best.name} is best{second} {images}: {words}"
+
+
+def _unproven(
+    values: Sequence[float], highs: Sequence[float], chance: float, always: str, facts: str
+) -> tuple[str, str]:
+    """The verdict where no interval is above what is right without looking."""
+    if any(too_few(value, high, chance) for value, high in zip(values, highs, strict=True)):
+        words = f"tested on too few images to tell it from always predicting {always}"
+        return "too few images", f"{words}: {facts}"
+    return "no better", f"no better than always predicting {always}: {facts}"
 
 
 def _gap(gap: Any, regression: bool) -> str:

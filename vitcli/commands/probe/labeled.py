@@ -165,12 +165,12 @@ def shard_labels(images: Images) -> dict[str, str]:
 def with_classes(images: Images, labels: dict[str, str] | None = None) -> Images:
     """The images whose folders or shards give a class, with their split where there is one.
 
-    `labels` are what shards say of their members, by name. Without `train`, what splits there
-    are is probed by cross-validation.
+    `labels` are what shards say of their members, by name. Without `train`, or without classes
+    to test on, what splits there are is probed by cross-validation.
     """
     layout = read_layout(images.names)
     places = [layout.place(name, (labels or {}).get(name, "")) for name in images.names]
-    splits = {split for split, _ in places}
+    splits = {split for split, label in places if label is not None}
     given = "train" in splits and bool(splits & set(EVALUATED))
     named = {"train", *EVALUATED, None}
     keep = np.array([label is not None and split in named for split, label in places], bool)

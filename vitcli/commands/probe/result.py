@@ -86,7 +86,7 @@ class ProbeResult(Result):
     verdict: str = ""
     """A sentence: the accuracy, and whether it is better than always predicting one class."""
     verdict_code: str = ""
-    """better, no better."""
+    """better, no better, too few images."""
     largest_class: str = ""
     duplicates: int = 0
     """Images whose vector is identical to another's; they stay on one side of every split."""
@@ -182,7 +182,7 @@ class RankingResult(Result):
     """How speed and memory were measured; empty if they were not."""
     verdict: str
     verdict_code: str
-    """one best, not told apart, no better."""
+    """one best, not told apart, no better, too few images."""
     confusion_matrix: tuple[tuple[int, ...], ...] = ()
     """Of the best one, as in ProbeResult."""
 

@@ -13,7 +13,6 @@ from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.result import (
     CONFIDENCE,
-    MARGIN,
     ClassAccuracy,
     HistoryRow,
     Outcome,
@@ -50,7 +49,7 @@ from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.shapes import Shapes
-from vitcli.measures import wilson
+from vitcli.measures import above_chance, wilson
 from vitcli.model import Model, load_model, pick_device
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import QUIET, FailedImage, Progress
@@ -317,9 +316,10 @@ def images_of(
         stored = read_inputs(RunDirectory(request.out).inputs_file)
         if stored is None:
             raise VitcliError(
-                f"{request.out}: the run has no list of its images, so whether they are still "
-                "the same is unknown",
-                f"start another one from its weights: --weights {request.out} --out DIR",
+                f"{request.out}: is a run of an older release, which kept no list of its images "
+                "and chose the held-out ones by another rule, so it cannot be resumed",
+                f"train on from its weights: vitcli train DATA --weights {request.out} --out DIR "
+                "(it may have trained on images that are held out there)",
             )
     return ImagesSource(
         Path(config.data.path),
@@ -591,7 +591,7 @@ def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> Tra
         chance=chance,
         lower_bound=low,
         upper_bound=high,
-        bar=chance + MARGIN * (1 - chance),
+        bar=above_chance(chance),
         steps=outcome.steps,
         bad_step=None if outcome.bad_step is None else outcome.bad_step + 1,
         bad_layer=outcome.bad_layer,

@@ -26,6 +26,7 @@ from vitcli.commands.train.inputs import (
     published_files,
     repeats,
     same_inputs,
+    side_notes,
     unreadable,
 )
 from vitcli.config.schema import PreprocessConfig
@@ -283,6 +284,8 @@ class ImagesSource:
             inputs = same_inputs(stored, inputs, str(path), accept_new, limit)
         elif limit is not None:
             inputs.images = limited(inputs.images, limit, seed)
+        if test and not inputs.of("test"):
+            raise VitcliError(f"{path}: the run has kept no test images apart", "leave --test out")
         if check or len(inputs.images) <= SMALL_SET:
             inputs.notes += repeats(folder, inputs)
         else:  # in a large set most files have another of their size, and are read whole
@@ -296,8 +299,7 @@ class ImagesSource:
                     replace(image, side="unreadable") if image.path in self.unreadable else image
                     for image in inputs.images
                 )
-        if test and not inputs.of("test"):
-            raise VitcliError(f"{path}: the run has kept no test images apart", "leave --test out")
+        inputs.notes += side_notes(inputs)
         self.inputs, self.classes = inputs, inputs.classes
         place = {name: index for index, name in enumerate(self.classes)}
 

@@ -66,8 +66,8 @@ def spot(image: Input, seed: int, what: str) -> float:
     return derived_seed(seed, what, image.path) / 2**63
 
 
-def held_out(images: Sequence[Input], fraction: float, seed: int) -> tuple[list[Input], list[str]]:
-    """The images with about `fraction` of them on the side `val`, and what cannot be held out.
+def held_out(images: Sequence[Input], fraction: float, seed: int) -> list[Input]:
+    """The images with about `fraction` of them on the side `val`.
 
     Every class of two images or more has at least one on each side: where the draw leaves one
     side empty, the image nearest to it goes there.
@@ -76,16 +76,11 @@ def held_out(images: Sequence[Input], fraction: float, seed: int) -> tuple[list[
     for image in images:
         by_class[image.label].append(image)
     val: set[str] = set()
-    single = []
-    for label, own in by_class.items():
-        if len(own) < 2:
-            single.append(label)
-            continue
+    for own in by_class.values():
         own.sort(key=lambda image: (spot(image, seed, "held out"), image.path))
         count = sum(spot(image, seed, "held out") < fraction for image in own)
         val.update(image.path for image in own[: min(max(count, 1), len(own) - 1)])
-    sides = [replace(image, side="val" if image.path in val else "train") for image in images]
-    return sides, class_order(single)
+    return [replace(image, side="val" if image.path in val else "train") for image in images]
 
 
 def assign(folder: ImageFolder, data: ImagesData, seed: int, test: bool = False) -> Inputs:
@@ -122,24 +117,37 @@ def assign(folder: ImageFolder, data: ImagesData, seed: int, test: bool = False)
         )
         val, tests = tests, []
     if not tests and test:
-        raise VitcliError(f"{where}: there is no test split for --test", "leave --test out")
-    single: list[str] = []
+        lack = "its test images have no classes" if folder.of("test") else "there is no test split"
+        raise VitcliError(f"{where}: {lack}, which --test needs", "leave --test out")
     if val:
         sides = train + [replace(image, side="val") for image in val]
     else:
-        sides, single = held_out(train, data.val_fraction, seed)
-        held = sum(image.side == "val" for image in sides)
-        notes.append(f"held out for validation: {held:,} of {len(train):,} images")
+        sides = held_out(train, data.val_fraction, seed)
     sides += [replace(image, side="test") for image in tests]
     found = Inputs(folder.classes, tuple(sides), entries, notes, drawn=not val)
+    if len(found.classes) < 2:
+        name = printable(found.classes[0])
+        raise VitcliError(f"{where}: contains one class ({name}, expected at least 2)", EXAMPLE)
     if not found.of("val"):
         raise VitcliError(f"{where}: {len(train)} images are too few to hold some out", EXAMPLE)
-    for side, what in (("train", "training"), ("val", "validation")):
-        missing = class_order(set(found.classes) - {image.label for image in found.of(side)})
-        if missing:
-            reason = " (a class of one image trains)" if single and side == "val" else ""
-            notes.append(f"without a {what} image: {_names(missing)}{reason}")
     return found
+
+
+def side_notes(inputs: Inputs) -> list[str]:
+    """How many images were held out, and the classes that a side is without."""
+    train, val = inputs.of("train"), inputs.of("val")
+    notes = []
+    if inputs.drawn:
+        total = len(train) + len(val)
+        notes.append(f"held out for validation: {len(val):,} of {total:,} images")
+    single = {label for label, count in Counter(i.label for i in train).items() if count == 1}
+    for side, what in ((train, "training"), (val, "validation")):
+        missing = class_order(set(inputs.classes) - {image.label for image in side})
+        if missing:
+            alone = inputs.drawn and side is val and single.issuperset(missing)
+            reason = " (a class of one image trains)" if alone else ""
+            notes.append(f"without a {what} image: {_names(missing)}{reason}")
+    return notes
 
 
 def limited(images: Sequence[Input], limit: int, seed: int) -> tuple[Input, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from vitcli.measures import wilson
+from vitcli.measures import above_chance, too_few, wilson
 from vitcli.results import FailedImage, Result
 
 
@@ -150,8 +150,6 @@ Verdict = Literal["learned", "stalled near chance", "too few validation images t
 
 CONFIDENCE = 0.998
 """Two-sided; the lower end alone holds with 99.9 %."""
-MARGIN = 0.1
-"""The part of the way from chance to a perfect score that counts as having learned."""
 
 
 def chance_accuracy(class_counts: Sequence[int]) -> float:
@@ -162,14 +160,12 @@ def chance_accuracy(class_counts: Sequence[int]) -> float:
 def judge(correct: int, class_counts: Sequence[int]) -> Verdict:
     """`learned` if the accuracy's interval is above the bar: chance plus MARGIN of the way to one.
 
-    Where the accuracy is above the bar and its interval is not, there are too few images to tell
-    if the interval also reaches what is clearly learned, twice the margin.
+    Else there may be too few images to tell.
     """
     total, chance = sum(class_counts), chance_accuracy(class_counts)
-    bar, clear = (chance + times * MARGIN * (1 - chance) for times in (1, 2))
     low, high = wilson(correct, total, CONFIDENCE)
-    if low > bar:
+    if low > above_chance(chance):
         return "learned"
-    if correct / total > bar and high > clear:
+    if too_few(correct / total, high, chance):
         return "too few validation images to tell"
     return "stalled near chance"
