@@ -346,11 +346,11 @@ class Model:
             block: 1 is the first, -1 the last.
 
         Raises:
-            VitcliError: a block that the encoder does not have; an encoder that its own library
-                runs; as `transform`.
+            VitcliError: a block that the encoder does not have; a library that returns no such
+                weights; as `transform`.
         """
-        self.check_own("attention weights")
-        depth = len(attentions(self.encoder))
+        by_library = isinstance(self.encoder, LibraryEncoder)
+        depth = self.config.encoder.depth if by_library else len(attentions(self.encoder))
         if block == 0 or not -depth <= block <= depth:
             raise VitcliError(
                 f"block={block}: the encoder does not have this block (got {block}, expected 1 "
@@ -359,6 +359,9 @@ class Model:
             )
         pixels = self._pixels(images)
         rows: list[Tensor] = []
+        if isinstance(self.encoder, LibraryEncoder):
+            index = block - 1 if block > 0 else block
+            return torch.cat([self.encoder.attention(x)[index] for x in pixels.split(1)])
         with explicit_attention(self.encoder) as probabilities:
             module = probabilities[block - 1 if block > 0 else block]
             with self.runner.kernels(), hooked([(module, rows.append)]):
@@ -704,7 +707,7 @@ def _not_by_library(request: ModelRequest) -> VitcliError:
     return VitcliError(
         f"{request.weights or request.preset}: is run by its own library, which this command does "
         "not support",
-        "vitcli encode, embed, neighbors, probe and compare run it",
+        "vitcli encode, embed, neighbors, probe, compare, params and attn-entropy run it",
     )
 
 

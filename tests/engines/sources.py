@@ -17,8 +17,10 @@ TIMM = (
     "test_nfnet",
     "test_mambaout",
     "test_maxvit",
+    "eva02_tiny_patch14_224",
+    "mixer_s32_224",
 )
-"""Architectures of timm that are small by themselves."""
+"""Architectures of timm that are small by themselves: ViTs, CNNs, hybrids, EVA, an MLP-Mixer."""
 
 
 def timm_swin(folder: Path) -> Path:
@@ -109,3 +111,57 @@ def transformers_convnext(folder: Path) -> Path:
     torch.manual_seed(1)
     config = t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
     return _transformers(folder, t.ConvNextModel(config), 64)
+
+
+OPEN_CLIP: dict[str, dict[str, Any]] = {
+    "ViT": {"layers": 2, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 32},
+    "ResNet": {"layers": [1, 1, 1, 1], "width": 8, "image_size": 32},
+    "ConvNeXt of timm": {
+        "timm_model_name": "test_convnext",
+        "timm_pool": "avg",
+        "timm_proj": "linear",
+        "image_size": 64,
+    },
+    "ViT of timm with a pooling of its own": {
+        "timm_model_name": "test_vit",
+        "timm_pool": "map",
+        "timm_proj": "none",
+        "image_size": 32,
+    },
+}
+
+
+def open_clip(folder: Path, vision: dict[str, Any]) -> Path:
+    """A CLIP as open_clip's `save_for_hf` writes it, without the tokenizer."""
+    import open_clip as library
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    text = {"context_length": 8, "vocab_size": 12, "width": 16, "heads": 2, "layers": 1}
+    width = 64 if vision.get("timm_proj") == "none" else 12
+    config = {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
+    model = library.CustomTextCLIP(**config)
+    folder.mkdir(parents=True)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "open_clip_model.safetensors")
+    settings = {
+        "model_cfg": {**config, "custom_text": True},
+        "preprocess_cfg": dict(vars(library.transform.PreprocessCfg())),
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def transformers_vit(folder: Path) -> Path:
+    import transformers as t
+
+    torch.manual_seed(1)
+    config = t.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+    )
+    return _transformers(folder, t.ViTModel(config), 32)

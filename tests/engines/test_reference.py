@@ -12,11 +12,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 import vitcli
 from tests.engines import sources
 from vitcli.cli import app
+from vitcli.commands.attention.weights import FIELDS, attention_maps, observe_attention
 from vitcli.engines.library import LibraryEncoder, macs_per_image
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
@@ -61,7 +64,8 @@ def test_fresh_encoders_of_timm_are_timms_to_the_bit(name: str) -> None:
         features = reference.forward_features(x)
     assert torch.equal(tokens_of(found), rows(features, name == "test_mambaout"))
     assert found.pooled is not None and torch.equal(found.pooled, pooled)
-    assert found.output is not None and torch.equal(found.output, output)
+    answer = found.output if reference.num_classes else found.pooled
+    assert answer is not None and torch.equal(answer, output)
     assert len(stages) == model.config.encoder.depth
     for layer, stage in ((1, stages[0]), (-1, stages[-1])):
         assert torch.equal(found.layers[layer].patches.permute(0, 3, 1, 2), stage)
@@ -109,6 +113,34 @@ def test_checkpoints_of_transformers_are_its_own_to_the_bit(
     assert model.report is not None and "run by transformers, unchanged" in model.report.notes
 
 
+@pytest.mark.parametrize("kind", sources.OPEN_CLIP)
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoints_of_open_clip_are_its_own_to_the_bit(kind: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("open_clip")
+    source = sources.open_clip(tmp_path / "source", sources.OPEN_CLIP[kind])
+    model = vitcli.load(f"open_clip:{source}")
+    reference, _, transform = library.create_model_and_transforms(f"local-dir:{source}")
+    reference.eval()
+    x = pixels(model.input_size)
+    found = model.features(x)
+    with torch.inference_mode():
+        answer = found.output if found.output is not None else found.pooled
+        assert answer is not None and torch.equal(answer, reference.encode_image(x))
+        if "timm" in kind:
+            trunk = reference.visual.trunk
+            features = trunk.forward_features(x)
+            assert torch.equal(tokens_of(found), rows(features))
+            assert found.pooled is not None and torch.equal(found.pooled, trunk(x))
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8))
+    torch.testing.assert_close(model.transform(picture)[0], transform(picture), rtol=0, atol=1e-6)
+    assert isinstance(model.encoder, LibraryEncoder)
+    reference.requires_grad_(False)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        reference.encode_image(x[:1])
+    macs = counter.get_total_flops() // 2
+    assert macs_per_image(model.encoder, model.input_size) == macs > 0
+
+
 def test_a_checkpoint_that_vitcli_knows_too_gives_the_same_vectors(tmp_path: Path) -> None:
     source = sources.transformers_dinov2(tmp_path / "source")
     own = vitcli.load(source, dtype="float64")
@@ -140,25 +172,172 @@ def test_a_size_of_image_is_the_librarys_business() -> None:
     assert net.transform(np.zeros((20, 20, 3), np.uint8)).shape[-2:] == (64, 96)
 
 
-def test_macs_are_those_of_the_convolutions() -> None:
-    model = vitcli.load("timm:test_resnet", image_size=64)
-    assert isinstance(model.encoder, LibraryEncoder)
-    expected = 0
+@pytest.mark.parametrize("name", sources.TIMM)
+def test_costs_of_timms_networks_are_torchs(name: str) -> None:
+    """Parameters and MACs of the parts sum to those of timm's own forward pass."""
+    reference = timm.create_model(name).eval()
+    height, width = reference.pretrained_cfg["input_size"][-2:]
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        reference(torch.zeros(1, 3, height, width))
+    costs = vitcli.params(f"timm:{name}").models[0]
+    assert costs.macs_per_image == sum(c.macs for c in costs.components)
+    assert costs.macs_per_image == counter.get_total_flops() // 2
+    assert costs.total == sum(c.parameters for c in costs.components)
+    assert costs.total == sum(p.numel() for p in reference.parameters())
+    layers = [info["module"] for info in reference.feature_info]
+    parts = {c.name: c for c in costs.components}
+    for layer in layers:
+        module = reference.get_submodule(layer)
+        assert parts[layer].parameters == sum(p.numel() for p in module.parameters())
+    assert f"timm {timm.__version__}" in costs.counted and "FlopCounterMode" in costs.counted
 
-    def count(module: Any, _: Any, out: Tensor) -> None:
-        nonlocal expected
+
+def test_macs_of_a_stage_are_those_of_its_convolutions() -> None:
+    """out numbers x numbers of a filter, written out, for every stage."""
+    reference = timm.create_model("test_resnet").eval()
+    counts: dict[str, int] = {}
+    for name, module in reference.named_modules():
         if isinstance(module, torch.nn.Conv2d):
-            expected += out.numel() * module.weight[0].numel()
-        elif isinstance(module, torch.nn.Linear):
-            expected += out.numel() * module.in_features
 
-    hooks = [m.register_forward_hook(count) for m in model.encoder.library.modules()]
-    model.encoder.library(torch.zeros(1, 3, 64, 64))
-    for hook in hooks:
-        hook.remove()
-    once = macs_per_image(model.encoder, (64, 64))
-    head = model.encoder.library.fc.in_features * model.encoder.library.fc.out_features
-    assert once == expected, f"the head has {head}"
+            def count(module: Any, _: Any, out: Tensor, stage: str = name.split(".")[0]) -> None:
+                macs = out.numel() * module.weight[0].numel()
+                counts[stage] = counts.get(stage, 0) + macs
+
+            module.register_forward_hook(count)
+    reference(torch.zeros(1, 3, 64, 64))
+    (costs,) = vitcli.params("timm:test_resnet", image_size=64).models
+    parts = {c.name: c.macs for c in costs.components if c.macs}
+    assert parts == counts | {"fc": reference.fc.in_features * reference.fc.out_features}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [sources.transformers_vit, sources.transformers_swin, sources.transformers_resnet],
+)
+def test_params_of_a_checkpoint_by_its_own_library(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    source = make(tmp_path / "source")
+    reference = AutoModel.from_pretrained(source).eval()
+    found = run("params", "--weights", source, "--engine", "reference", "--json")["models"][0]
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        reference(torch.zeros(1, 3, *found["image_size"]))
+    assert found["macs_per_image"] == counter.get_total_flops() // 2
+    assert found["total"] == sum(p.numel() for p in reference.parameters())
+    assert found["counted"].startswith("from the module of transformers")
+
+
+def test_params_of_a_library_are_those_of_the_config_where_vitcli_has_one(tmp_path: Path) -> None:
+    source = sources.transformers_dinov2(tmp_path / "source")
+    own, theirs = vitcli.params(str(source), f"transformers:{source}").models
+    mask_token = theirs.hidden  # of the pre-training, which vitcli leaves out
+    assert own.total + mask_token == theirs.total
+    assert own.macs_per_image == theirs.macs_per_image
+    assert (own.biases, own.tokens, own.block_macs) == (
+        theirs.biases,
+        theirs.tokens,
+        theirs.block_macs,
+    )
+    assert own.counted == "from the config"
+
+
+def test_tables_and_figures_of_params_mix_libraries(tmp_path: Path) -> None:
+    plot = tmp_path / "costs.png"
+    names = ("--preset", "vit-ti16", "--preset", "timm:test_resnet", "--preset", "timm:test_vit")
+    result = CliRunner().invoke(app, ["params", *names, "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("counted from the module of timm") == 2
+    assert plot.stat().st_size > 0
+    single = CliRunner().invoke(app, ["params", "--preset", "timm:test_resnet"])
+    assert all(name in single.stdout for name in ("conv1", "layer1", "layer4", "fc"))
+
+
+@pytest.mark.parametrize("make", [sources.transformers_vit, sources.transformers_dinov2])
+def test_attention_is_what_transformers_returns(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    source = make(tmp_path / "source")
+    reference = AutoModel.from_pretrained(source, attn_implementation="eager").double().eval()
+    model = vitcli.load(f"transformers:{source}", dtype="float64")
+    x = pixels(model.input_size).double()
+    with torch.no_grad():
+        expected = reference(x, output_attentions=True).attentions
+    before = model.features(x)
+    for block in (1, -1):
+        got = model.attention(x, block)
+        torch.testing.assert_close(got, expected[block - (block > 0)], rtol=1e-12, atol=1e-15)
+    assert torch.equal(tokens_of(model.features(x)), tokens_of(before))  # the path is put back
+    own = vitcli.attn_entropy([str(source)]).models[0]
+    theirs = vitcli.attn_entropy([f"transformers:{source}"]).models[0]
+    for ours, there in zip(own.layers, theirs.layers, strict=True):
+        assert ours.entropy == pytest.approx(there.entropy, rel=1e-5)
+        assert ours.attention_distance_px == pytest.approx(there.attention_distance_px, rel=1e-4)
+        assert ours.patch_norm_median == pytest.approx(there.patch_norm_median, rel=1e-5)
+
+
+def test_entropy_of_timms_attention_is_that_of_its_weights() -> None:
+    """Against the softmax of timm's own queries and keys."""
+    model = vitcli.load("timm:test_vit", dtype="float64", seed=4)
+    torch.manual_seed(4)
+    reference = timm.create_model("test_vit").double().eval()
+    x = pixels(model.input_size).double()
+    rows_of: list[Tensor] = []
+
+    def keep(module: Any, given: Any, _: Any) -> None:
+        q, k, _ = (
+            module.qkv(given[0]).unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        rows_of.append((module.q_norm(q) * module.scale @ module.k_norm(k).mT).softmax(-1))
+
+    for block in reference.blocks:
+        block.attn.register_forward_hook(keep)
+    with torch.inference_mode():
+        reference(x)
+    for block, expected in enumerate(rows_of, start=1):
+        torch.testing.assert_close(model.attention(x, block), expected, rtol=1e-12, atol=1e-14)
+    seen = observe_attention(model.encoder, x)
+    entropies = [-(p * p.log()).sum(-1).mean(-1) for p in rows_of]  # (B, H)
+    got = seen.heads[..., FIELDS.index("entropy")]
+    torch.testing.assert_close(got, torch.stack(entropies), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (sources.transformers_resnet, "returns no attention weights"),
+        (sources.transformers_convnext, "returns no attention weights"),
+        (sources.transformers_swin, "not between all tokens"),
+        (sources.timm_swin, "returns no attention weights"),
+    ],
+)
+def test_what_has_no_attention_says_so_in_one_line(
+    make: Callable[[Path], Path], told: str, tmp_path: Path
+) -> None:
+    source = make(tmp_path / "source")
+    asked = ["attn-entropy", "--weights", str(source), "--engine", "reference"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2 and told in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 3  # the report, the error, the hint
+
+
+def test_maps_of_a_librarys_attention(tmp_path: Path) -> None:
+    source = sources.transformers_vit(tmp_path / "source")
+    own, theirs = vitcli.load(source), vitcli.load(f"transformers:{source}")
+    x = pixels(own.input_size)
+    a, b = (
+        attention_maps(model.encoder, x, [1, 3], query="1,2", rollout=True)
+        for model in (own, theirs)
+    )
+    for name in ("heads", "fused", "rollout"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-4, atol=1e-6)
+    plot = tmp_path / "maps.png"
+    asked = ["attn-entropy", "--weights", f"transformers:{source}", "--overlay", str(plot)]
+    result = CliRunner().invoke(app, [*asked, "--rollout"])
+    assert result.exit_code == 0 and plot.stat().st_size > 0
 
 
 @pytest.mark.parametrize(
@@ -183,6 +362,8 @@ def test_what_is_not_asked_of_a_library_is_refused() -> None:
     model = vitcli.load("timm:test_resnet")
     with pytest.raises(VitcliError, match="attention weights"):
         model.attention(torch.zeros(1, 3, 160, 160))
+    with pytest.raises(VitcliError, match="cannot run an input of 50x50"):
+        vitcli.params(vitcli.load("timm:test_vit"), image_size=50)
     with pytest.raises(VitcliError, match="run by its own library"):
         vitcli.export(model, "x.onnx")
 
@@ -262,10 +443,9 @@ def test_probe_ranks_libraries_beside_vitclis_own(
     assert own["scores"] == theirs["scores"]
 
 
-@pytest.mark.parametrize("command", ["params", "attn-entropy", "export"])
-def test_other_commands_say_that_they_do_not(command: str, tmp_path: Path) -> None:
-    more = {"export": [str(tmp_path / "x.onnx")]}.get(command, [])
-    result = CliRunner().invoke(app, [command, *more, "--preset", "timm:test_vit"])
+@pytest.mark.parametrize("asked", [["export", "x.onnx"], ["params", "--print-config"], ["explore"]])
+def test_other_commands_say_that_they_do_not(asked: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*asked, "--preset", "timm:test_vit"])
     assert result.exit_code == 2
     assert "run by its own library" in result.stderr
 
@@ -365,7 +545,7 @@ def test_profile_of_fresh_weights_has_no_library(tmp_path: Path) -> None:
 
 def test_a_checkpoint_named_by_its_library_is_refused_elsewhere(tmp_path: Path) -> None:
     source = sources.transformers_dinov2(tmp_path / "source")
-    result = CliRunner().invoke(app, ["params", "--weights", f"transformers:{source}"])
+    result = CliRunner().invoke(app, ["export", "x.onnx", "--weights", f"transformers:{source}"])
     assert result.exit_code == 2 and "run by its own library" in result.stderr
 
 

@@ -7,7 +7,8 @@ read as its h w tokens, row by row. Values are the library's, only their order i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -104,6 +105,10 @@ class _Grid:
         return self.encoder.grids[size]
 
     @property
+    def patch_size(self) -> int:
+        return self.encoder.stride
+
+    @property
     def prefix(self) -> dict[str, range]:
         """A range per kind of prefix token, as long as it has tokens."""
         return {kind: range(count) for kind, count in self.encoder.parts.items() if count}
@@ -186,6 +191,32 @@ class LibraryEncoder(VisionEncoder):
         self.points[-1](values)
         return self._output(values, grid, pooled, output)
 
+    def attention(self, images: Tensor) -> list[Tensor]:
+        """Each block's attention weights as the library returns them, (B, heads, T, T).
+
+        The tokens of each layer pass its point meanwhile.
+
+        Raises:
+            VitcliError: the library returns none, or none between all tokens.
+        """
+        self._pixels, attend = images, self.backbone.attend
+        found = list(attend(images)) if attend else []
+        if not found:
+            raise VitcliError(
+                f"{self.shape.named}: its library returns no attention weights", WITHOUT_ATTENTION
+            )
+        rows, columns = self.front_end.grid(images)
+        tokens = self.prefix_tokens + rows * columns
+        for block, weights in enumerate(found, start=1):
+            if tuple(weights.shape[-2:]) != (tokens, tokens) or len(weights) != len(images):
+                raise VitcliError(
+                    f"{self.shape.named}: its attention is not between all tokens (got "
+                    f"{tuple(weights.shape)} in block {block}, expected "
+                    f"({len(images)}, heads, {tokens}, {tokens}))",
+                    WITHOUT_ATTENTION,
+                )
+        return found
+
     def _output(
         self,
         values: Tensor,
@@ -256,6 +287,7 @@ class LibraryEncoder(VisionEncoder):
         return "cls" if cls and torch.equal(pooled, tokens[:, 0]) else "map"
 
 
+WITHOUT_ATTENTION = "vitcli encode, embed, neighbors, probe, compare and params run it"
 PREFIX = {"cls": CLS, "dist": DIST, "registers": REGISTERS}
 
 
@@ -304,9 +336,84 @@ def _heads(backbone: Backbone) -> int | None:
     return found if isinstance(found, int) else None
 
 
+@dataclass(frozen=True)
+class ModuleCost:
+    """A part of a module by its own name."""
+
+    name: str
+    parameters: int
+    biases: int
+    macs: int
+    """Multiply-accumulates for one image."""
+    is_layer: bool
+
+
+def module_costs(encoder: LibraryEncoder, size: tuple[int, int]) -> list[ModuleCost]:
+    """Parameters and multiply-accumulates of each layer and of each part beside them, in order.
+
+    Multiply-accumulates are half of what torch's FlopCounterMode counts while the library runs one
+    image of this (height, width). The costs sum to the module's.
+    """
+    module, backbone = encoder.library, encoder.backbone
+    names = {id(part): name for name, part in module.named_modules()}
+    layers = [names[id(block)] for block in backbone.blocks]
+    tops = [name for name, _ in module.named_children()]
+
+    def owner(name: str) -> str:
+        inside = (one for one in layers if f"{name}.".startswith(f"{one}."))
+        return next(inside, name.partition(".")[0])
+
+    parts = dict.fromkeys(owner(name) for name, _ in module.named_modules() if name)
+    counts = {name: [0, 0, 0] for name in parts}
+    for name, parameter in module.named_parameters():
+        one = counts.setdefault(owner(name), [0, 0, 0])
+        one[0] += parameter.numel()
+        one[1] += parameter.numel() if name.endswith("bias") and parameter.ndim == 1 else 0
+    image = torch.zeros(1, 3, *size, device=backbone.device, dtype=backbone.dtype)
+    watched = list(dict.fromkeys([*layers, *tops]))
+    with _flops(module) as counter, ExitStack() as hooks:
+        began: dict[str, int] = {}
+        for name in watched:
+            part = module.get_submodule(name)
+
+            def start(*_: Any, name: str = name) -> None:
+                began[name] = counter.get_total_flops()
+
+            def end(*_: Any, name: str = name) -> None:
+                spent = counter.get_total_flops() - began.pop(name)
+                counts.setdefault(name, [0, 0, 0])[2] += spent
+                outer = name.partition(".")[0]
+                if outer in began:  # it is running, and counts this too
+                    counts[outer][2] -= spent
+
+            hooks.callback(part.register_forward_pre_hook(start).remove)
+            hooks.callback(part.register_forward_hook(end).remove)
+        (backbone.once or backbone.forward)(image)
+        total = counter.get_total_flops()
+    rest = total - sum(flops for *_, flops in counts.values())
+    if rest:
+        counts["outside of these"] = [0, 0, rest]
+    return [
+        ModuleCost(name, parameters, biases, flops // 2, name in layers)
+        for name, (parameters, biases, flops) in counts.items()
+        if parameters or flops or name in layers
+    ]
+
+
+@contextmanager
+def _flops(module: nn.Module) -> Iterator[FlopCounterMode]:
+    """Counts operations; a fused attention is not one that torch counts on a CPU."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    try:
+        for parameter in trained:  # the counter asks each input for its gradient's function
+            parameter.requires_grad_(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as found:
+            yield found
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 def macs_per_image(encoder: LibraryEncoder, size: tuple[int, int]) -> int:
     """Multiply-accumulates of one image of this (height, width), by torch's counter."""
-    image = torch.zeros(1, 3, *size, device=encoder.backbone.device, dtype=encoder.backbone.dtype)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        encoder(image)
-    return int(counter.get_total_flops()) // 2
+    return sum(cost.macs for cost in module_costs(encoder, size))

@@ -62,6 +62,10 @@ class Backbone:
     """Images to tokens, pooled and output; each may be None."""
     arrange: Callable[[Tensor, Tensor], Tensor] = field(default=lambda tokens, pixels: tokens)
     """A block's tokens in raster order, (B, T, D)."""
+    once: Callable[[Tensor], object] | None = None
+    """What the library itself computes for images, where `forward` asks it for more."""
+    attend: Callable[[Tensor], Sequence[Tensor]] | None = None
+    """Images to each block's attention weights, (B, heads, T, T); None where none are returned."""
     layers: Sequence[str] = ()
     """What the library calls each of `blocks`."""
     channels_last: bool = False
@@ -330,6 +334,8 @@ def _transformers(
             dtype,
             processor,
             lambda pixels: timm_outputs(inner, pixels),
+            once=inner,
+            attend=_timm_attention(inner, blocks),
             layers=layers,
             input_size=_timm_size(inner),
             prepared_by=_config(source, "preprocessor_config.json"),
@@ -351,6 +357,7 @@ def _transformers(
         processor,
         run,
         run.arrange,
+        attend=run.attend if run.in_raster_order else None,
         layers=layers,
         input_size=(size, size) if isinstance(size, int) else None if size is None else tuple(size),
         prepared_by=_config(source, "preprocessor_config.json"),
@@ -433,17 +440,25 @@ class _TransformersForward:
             keep = self.normed.append
             getattr(tower, norm).register_forward_hook(lambda _, __, out: keep(out))
 
+    @property
+    def in_raster_order(self) -> bool:
+        return "grid_thw" not in self.takes and self.kind != "llama4_vision_model"
+
+    def attend(self, pixels: Tensor) -> Sequence[Tensor]:
+        """Each block's attention weights, by the library's own explicit path."""
+        before = self.tower.config._attn_implementation
+        self.tower.set_attn_implementation("eager")
+        try:
+            pixels, given = self._given(pixels)
+            found = self.tower(pixels, output_attentions=True, **given)
+        finally:
+            self.tower.set_attn_implementation(before)
+        return getattr(found, "attentions", None) or ()
+
     def __call__(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if "grid_thw" in self.takes:
             return self._cells(pixels)
-        given: dict[str, Any] = {}
-        if "spatial_shapes" in self.takes:
-            pixels, given = self._flat(pixels)
-        elif "interpolate_pos_encoding" in self.takes and not self._native(pixels):
-            given["interpolate_pos_encoding"] = True
-        if "noise" in self.takes:  # the order of its shuffle: none
-            count = (pixels.shape[-2] // self.patch) * (pixels.shape[-1] // self.patch)
-            given["noise"] = torch.arange(count, device=pixels.device).expand(len(pixels), -1)
+        pixels, given = self._given(pixels)
         found = self.tower(pixels, **given)
         if self.normed:
             return self.arrange(self.normed.pop(), pixels), None, None
@@ -453,6 +468,18 @@ class _TransformersForward:
         if pooled is not None and hasattr(self.model, "visual_projection"):
             output = self.model.visual_projection(pooled)
         return getattr(found, "last_hidden_state", None), pooled, output
+
+    def _given(self, pixels: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Pixels as the tower reads them, and its other arguments."""
+        given: dict[str, Any] = {}
+        if "spatial_shapes" in self.takes:
+            pixels, given = self._flat(pixels)
+        elif "interpolate_pos_encoding" in self.takes and not self._native(pixels):
+            given["interpolate_pos_encoding"] = True
+        if "noise" in self.takes:  # the order of its shuffle: none
+            count = (pixels.shape[-2] // self.patch) * (pixels.shape[-1] // self.patch)
+            given["noise"] = torch.arange(count, device=pixels.device).expand(len(pixels), -1)
+        return pixels, given
 
     def arrange(self, tokens: Tensor, pixels: Tensor) -> Tensor:
         """(B, T, D), CLS first, in raster order; Qwen keeps one image's tokens cell by cell."""
@@ -587,6 +614,8 @@ def _timm_backbone(model: Any, name: str, device: torch.device, dtype: torch.dty
         dtype,
         _timm_processor(model),
         forward,
+        once=model,
+        attend=_timm_attention(model, blocks),
         layers=layers,
         channels_last=getattr(model, "output_fmt", "") == "NHWC",
         input_size=(height, width),
@@ -614,6 +643,33 @@ def _timm_blocks(model: Any) -> tuple[list[str], list[nn.Module]]:
             f"timm {type(model).__name__}: names no layers", "use another architecture"
         )
     return [f"blocks.{i}" for i in range(len(blocks))], list(blocks)
+
+
+def _timm_attention(
+    model: Any, blocks: Sequence[nn.Module]
+) -> Callable[[Tensor], Sequence[Tensor]] | None:
+    """By the blocks' explicit path, as `timm.utils.AttentionExtract` does; None without one."""
+    modules: list[Any] = [getattr(block, "attn", None) for block in blocks]
+    if not all(hasattr(m, "fused_attn") and hasattr(m, "attn_drop") for m in modules):
+        return None
+
+    def attend(pixels: Tensor) -> Sequence[Tensor]:
+        found: list[Tensor] = []
+        hooks, before = [], [module.fused_attn for module in modules]
+        try:
+            for module in modules:
+                module.fused_attn = False
+                keep = module.attn_drop.register_forward_hook(lambda _, __, out: found.append(out))
+                hooks.append(keep)
+            model.forward_features(pixels)
+        finally:
+            for module, fused in zip(modules, before, strict=True):
+                module.fused_attn = fused
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    return attend
 
 
 def timm_outputs(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -660,7 +716,9 @@ def _open_clip(
     def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if trunk is not None:
             tokens, pooled, output = timm_outputs(trunk, pixels)
-            return tokens, pooled, model.encode_image(pixels) if visual.head else output
+            if visual.head:
+                output = visual.head(trunk.forward_head(tokens))
+            return tokens, pooled, output
         last: list[Tensor] = []
         hook = blocks[-1].register_forward_hook(lambda _, __, out: last.append(_first(out)))
         output = model.encode_image(pixels)
@@ -680,6 +738,7 @@ def _open_clip(
         dtype,
         processor,
         forward,
+        once=model.encode_image,
         layers=layers,
         channels_last=getattr(trunk, "output_fmt", "") == "NHWC",
         input_size=(size, size) if isinstance(size, int) else tuple(size),

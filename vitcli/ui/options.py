@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from vitcli.config import yaml
-from vitcli.config.load import ModelRequest, Setting, parse_setting, preset_names
+from vitcli.config.load import REFERENCE, ModelRequest, Setting, parse_setting, preset_names
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
@@ -319,6 +319,17 @@ EngineOption = Annotated[
 ]
 
 
+LibraryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="reference",
+        help="Run the checkpoint by its own library (extra reference). timm:, transformers: or "
+        "open_clip: before its name does so too.",
+    ),
+]
+
+
 def known_engine(name: str | None) -> str | None:
     """The name itself.
 
@@ -365,8 +376,17 @@ class SourcesOptions:
 class EncodersOptions(SharedModelOptions, SourcesOptions):
     """Several encoders; the last base's options come first in the help."""
 
-    def to_requests(self) -> list[ModelRequest]:
-        """Presets, then configs, then sources, each in the order given."""
+    def to_requests(self, engine: str | None = None) -> list[ModelRequest]:
+        """Presets, then configs, then sources, each in the order given.
+
+        Args:
+            engine: `reference` or None.
+        """
+        if engine not in (None, REFERENCE):
+            raise VitcliError(
+                f"--engine {engine}: is not possible here (expected reference)",
+                "leave out --engine",
+            )
         counts = parse_counts(self.registers)
         if self.weights and counts:
             raise VitcliError(
@@ -384,10 +404,10 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
         )
         return [
             *(
-                self.request(**which, settings=settings)
+                self.request(**which, settings=settings, engine=engine)
                 for which, settings in itertools.product(fresh, variants)
             ),
-            *(self.request(**split_source(text)) for text in self.weights or []),
+            *(self.request(**split_source(text), engine=engine) for text in self.weights or []),
         ]
 
 

@@ -95,8 +95,9 @@ def attn_entropy(
         watch: called with each batch after its statistics.
 
     Raises:
-        VitcliError: a query or a layer that an encoder does not have; attention or tokens that
-            are not finite, with the block where that begins (exit code 1).
+        VitcliError: a query or a layer that an encoder does not have; a library that returns no
+            attention between all tokens; attention or tokens that are not finite, with the block
+            where that begins (exit code 1).
     """
     single = isinstance(models, Model | str | PathLike)
     sources: Iterable[Any] = [models] if single else models  # type: ignore[assignment]
@@ -104,7 +105,8 @@ def attn_entropy(
     failed: list[FailedImage] = []
     answers: list[EncoderAttention] = []
     chosen: list[tuple[int, ...]] = []
-    for model in map(as_model, sources):
+    for source in sources:
+        model = as_model(source, by_library=True)
         blocks = parse_layers(layers, model.config.encoder.depth)
         unread: list[FailedImage] = []
         seen: list[SeenImage] = []
@@ -160,7 +162,7 @@ def _encoder(
         fresh=model.fresh,
         registers=model.config.encoder.registers,
         tokens=tokens.pop() if len(tokens) == 1 else None,
-        heads=model.config.encoder.heads,
+        heads=heads.shape[2],
         depth=model.config.encoder.depth,
         row_sum_error=float(heads[..., FIELDS.index("row_sum_error")].max()),
         images=images,

@@ -15,6 +15,7 @@ from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
     EveryOption,
+    LibraryOption,
     Output,
     grouped,
 )
@@ -89,6 +90,7 @@ def attn_entropy(
         ),
     ] = False,
     background: BackgroundOption = "white",
+    engine: LibraryOption = None,
     output: Output,
     plot: Plot,
 ) -> None:
@@ -104,6 +106,7 @@ def attn_entropy(
       vitcli attn-entropy photo.jpg --weights runs/a --overlay maps.png
       vitcli attn-entropy *.jpg --registers 0,4 --plot entropy.png
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
+      vitcli attn-entropy photo.jpg --weights A --engine reference
     """
     from vitcli.ui.console import note, progress, status, warn
     from vitcli.ui.figures import check_figure_file
@@ -121,9 +124,9 @@ def attn_entropy(
         raise VitcliError(f"--fuse {fuse}: unknown (expected mean, max or min)", "--fuse mean")
     if scale not in (None, "shared", "panel"):
         raise VitcliError(f"--scale {scale}: unknown (expected shared or panel)", "--scale shared")
-    requests = models.to_requests()
+    requests = models.to_requests(engine)
     for request in requests:
-        if request.weights is None:
+        if request.weights is None and not request.by_library:
             request.fresh_config()  # a bad config is an error before torch is loaded
     color = parse_color(background)
 
@@ -137,7 +140,7 @@ def attn_entropy(
 
     def load() -> Iterator[Model]:
         for request in requests:
-            loaded = load_model(request)
+            loaded = load_model(request, by_library=True)
             if loaded.report:
                 note(loaded.report.line())
             yield loaded

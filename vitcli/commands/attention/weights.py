@@ -15,13 +15,14 @@ from pathlib import PurePath
 import torch
 from torch import Tensor, nn
 
+from vitcli.engines.library import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, patch_box
 from vitcli.inference import Prepared
 from vitcli.measures import all_finite
 from vitcli.model import Model
 from vitcli.nn.attention import Grid
-from vitcli.nn.encoder import VisionEncoder, attentions, explicit_attention, hooked
+from vitcli.nn.encoder import Observer, VisionEncoder, attentions, explicit_attention, hooked
 
 ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""
@@ -202,16 +203,59 @@ def patch_index(text: str, grid: Grid) -> int:
     return row * grid[1] + column
 
 
-def few_at_once(images: Tensor, tokens: int) -> Iterator[Tensor]:
-    """(B, C, h, w) in parts so small that B x N x N stays within ROWS_AT_ONCE."""
-    yield from images.split(max(1, ROWS_AT_ONCE // tokens**2))
+def few_at_once(encoder: VisionEncoder, images: Tensor, tokens: int) -> Iterator[Tensor]:
+    """(B, C, h, w) in parts so small that B x N x N stays within ROWS_AT_ONCE.
+
+    A library gives the weights of all blocks and heads together.
+    """
+    at_once = 1
+    if isinstance(encoder, LibraryEncoder):
+        at_once = encoder.shape.depth * (encoder.shape.heads or 1)
+    yield from images.split(max(1, ROWS_AT_ONCE // (at_once * tokens**2)))
+
+
+def observe_heads(
+    encoder: VisionEncoder,
+    images: Tensor,
+    observers: Mapping[int, Observer],
+    points: Sequence[tuple[nn.Module, Observer]] = (),
+) -> None:
+    """Run images (b, C, height, width) by the explicit path.
+
+    The observer of a block, from 1, is called with each head's probabilities, (b, 1, N, N).
+    """
+    if isinstance(encoder, LibraryEncoder):
+        with hooked(points):
+            blocks = encoder.attention(images)
+        for block, observe in observers.items():
+            for head in blocks[block - 1].split(1, dim=1):
+                observe(head)
+        return
+    with explicit_attention(encoder, head_by_head=True) as probabilities:
+        heads = [(probabilities[block - 1], observe) for block, observe in observers.items()]
+        with hooked([*heads, *points]):
+            encoder(images)
+
+
+def block_points(encoder: VisionEncoder) -> list[nn.Module]:
+    """The module whose output are the tokens that each block leaves."""
+    return [point for name, point in encoder.layer_points if name.startswith("block ")]
+
+
+def head_counts(encoder: VisionEncoder) -> list[int]:
+    """Heads of each block."""
+    if isinstance(encoder, LibraryEncoder):
+        return [encoder.shape.heads or 0] * encoder.shape.depth
+    return [module.heads for module in attentions(encoder)]
 
 
 def largest_entropies(encoder: VisionEncoder, grid: Grid) -> list[Tensor]:
     """For each block (N,): the log of the tokens that each query can see under its mask."""
-    prefix, depth = encoder.prefix_tokens, len(encoder.vit.blocks)
+    prefix, depth = encoder.prefix_tokens, len(block_points(encoder))
     tokens = prefix + grid[0] * grid[1]
     everything = torch.full((tokens,), tokens)
+    if isinstance(encoder, LibraryEncoder):
+        return [everything.double().log()] * depth
     masks = encoder.mask(grid, prefix, depth, torch.device("cpu"))
     seen = [everything if mask is None else mask.sum(-1) for mask in masks]
     return [count.double().log() for count in seen]
@@ -237,18 +281,15 @@ def observe_attention(
     distances = distances[patch_query.start - patches.start :][: _length(patch_query)]
     most = largest_entropies(encoder, grid)
     heads, norms = [], []
-    for part in few_at_once(images, tokens):
-        blocks = list(encoder.vit.blocks)
+    for part in few_at_once(encoder, images, tokens):
         reducers = [HeadReducer(groups, chosen, patch_query, distances, m) for m in most]
         part_norms: list[Tensor] = []
 
         def keep_norms(x: Tensor, kept: list[Tensor] = part_norms) -> None:
             kept.append(x[:, encoder.prefix_tokens :].float().norm(dim=-1).cpu())
 
-        with explicit_attention(encoder, head_by_head=True) as probabilities:
-            hooks = zip(probabilities, reducers, strict=True)
-            with hooked([*hooks, *((block, keep_norms) for block in blocks)]):
-                encoder(part)
+        points = [(point, keep_norms) for point in block_points(encoder)]
+        observe_heads(encoder, part, dict(enumerate(reducers, start=1)), points)
         heads.append(torch.stack([torch.stack(r.heads, dim=1) for r in reducers]).cpu())
         norms.append(torch.stack(part_norms))
     samples = torch.cat(heads, dim=1).double()
@@ -377,22 +418,13 @@ def attention_maps(
     groups, grid = token_groups(encoder), encoder.front_end.grid(images)
     chosen, patches = query_slice(query, groups, grid), groups["patches"]
     heads, rolled = [], []
-    for part in few_at_once(images, patches.start + grid[0] * grid[1]):
+    for part in few_at_once(encoder, images, patches.start + grid[0] * grid[1]):
         roll = Rollout() if rollout else None
         reducers = [
-            MapReducer(module.heads, chosen, patches, fusion, roll)
-            for module in attentions(encoder)
+            MapReducer(count, chosen, patches, fusion, roll) for count in head_counts(encoder)
         ]
-        with explicit_attention(encoder, head_by_head=True) as probabilities:
-            wanted: list[tuple[nn.Module, MapReducer]] = [
-                (module, reducer)
-                for block, (module, reducer) in enumerate(
-                    zip(probabilities, reducers, strict=True), start=1
-                )
-                if rollout or block in layers
-            ]
-            with hooked(wanted):
-                encoder(part)
+        blocks = enumerate(reducers, start=1)
+        observe_heads(encoder, part, {i: r for i, r in blocks if rollout or i in layers})
         reported = [reducers[block - 1] for block in layers]
         heads.append(torch.stack([torch.stack(r.maps, dim=1) for r in reported]))
         rolled.append([r.rolled for r in reported if r.rolled is not None])

@@ -122,7 +122,7 @@ def _row(name: str) -> PresetRow:
         family=family(name),
         hidden=costs.hidden,
         depth=costs.depth,
-        heads=costs.heads,
+        heads=costs.heads or 0,
         patch_size=costs.patch_size,
         image_size=costs.image_size,
         native_size=costs.native_size,

@@ -1,4 +1,5 @@
-"""Parameters and operations of an encoder by component, from its config, without torch.
+"""Parameters and operations of an encoder by component: from its config, without torch, or of
+another library's from the module.
 
 `vitcli.config.variants` says what each variant costs; here the parts are put together.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from vitcli.config import variants
-from vitcli.config.load import ModelRequest, check_grid, load_config
+from vitcli.config.load import ModelRequest, check_grid, load_config, split_library
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import Cost, linear_cost
 from vitcli.errors import VitcliError
@@ -49,8 +50,8 @@ class ModelCosts:
     name: str
     hidden: int
     depth: int
-    heads: int
-    mlp_hidden: int
+    heads: int | None
+    mlp_hidden: int | None
     patch_size: int
     image_size: tuple[int, int]
     """(height, width) in pixels of the input that the multiply-accumulates are counted at."""
@@ -63,15 +64,19 @@ class ModelCosts:
     """Parameters; the components sum to it."""
     biases: int
     bytes: int
-    block_parameters: int
-    """Of one block; all blocks have equally many."""
-    block_biases: int
+    block_parameters: int | float
+    """Of one block; all blocks have equally many. Of an encoder of another library, whose layers
+    may differ, the mean."""
+    block_biases: int | float
     block_macs: int | float
     """Of one block; the mean where a mask makes them differ."""
     blocks_macs: tuple[int, ...]
     """Of each block in order."""
     components: tuple[Component, ...]
+    """Of an encoder of another library: its layers and the parts beside them, by their names."""
     macs_per_image: int
+    counted: str = "from the config"
+    """From the config, or from the module of which library, with what counter."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,69 @@ def model_costs(
     )
 
 
+def library_costs(
+    model: Model, image_size: tuple[int, int] | None = None, dtype: str = "float32"
+) -> ModelCosts:
+    """The same of an encoder of another library, counted from its module.
+
+    Raises:
+        VitcliError: a size that its library does not run.
+    """
+    import torch
+
+    from vitcli.engines.library import LibraryEncoder, module_costs
+
+    encoder, c = model.encoder, model.config.encoder
+    assert isinstance(encoder, LibraryEncoder)
+    size, width, library = image_size or model.input_size, DTYPE_BYTES[dtype], encoder.backbone
+    try:
+        found = module_costs(encoder, size)
+        with torch.inference_mode():
+            grid = encoder.front_end.grid(torch.zeros(1, 3, *size).to(model.device, model.dtype))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise VitcliError(
+            f"{model.name}: {library.library} cannot run an input of {size[0]}x{size[1]} px "
+            f"({str(error).splitlines()[0]})",
+            f"--image-size {c.image_size[0]}",
+        ) from error
+    total = Cost(
+        parameters=sum(one.parameters for one in found),
+        macs=sum(one.macs for one in found),
+        biases=sum(one.biases for one in found),
+    )
+    layers = [one for one in found if one.is_layer]
+    parts = [
+        ComponentCost(
+            one.name, (Cost(parameters=one.parameters, macs=one.macs, biases=one.biases),)
+        )
+        for one in found
+    ]
+    return ModelCosts(
+        name=model.name,
+        hidden=c.hidden,
+        depth=c.depth,
+        heads=c.heads,
+        mlp_hidden=None,
+        patch_size=c.patch_size,
+        image_size=size,
+        native_size=c.image_size,
+        tokens=c.prefix_tokens + grid[0] * grid[1],
+        registers=c.registers,
+        dtype=dtype,
+        total=total.parameters,
+        biases=total.biases,
+        bytes=total.parameters * width,
+        block_parameters=_mean([one.parameters for one in layers]),
+        block_biases=_mean([one.biases for one in layers]),
+        block_macs=_mean([one.macs for one in layers]),
+        blocks_macs=tuple(one.macs for one in layers),
+        components=tuple(_component(part, total, width) for part in parts),
+        macs_per_image=total.macs,
+        counted=f"from the module of {library.library} {library.version}; MACs by torch's "
+        "FlopCounterMode",
+    )
+
+
 def _mean(values: Sequence[int]) -> int | float:
     """An integer where it is one."""
     whole, rest = divmod(sum(values), len(values))
@@ -271,6 +339,8 @@ def params(
 ) -> ParamsResult:
     """Parameters, operations and bytes of encoders, from their configs.
 
+    Those of an encoder of another library are counted from its module, and the result says so.
+
     Args:
         models: what `vitcli.load` takes (a preset, a YAML config, a checkpoint), a Model, or a
             ModelConfig; several are compared in the order given.
@@ -284,7 +354,19 @@ def params(
     if not models:
         raise VitcliError("vitcli.params: no model is given", 'vitcli.params("vit-b16")')
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return ParamsResult(tuple(model_costs(_config(model), size, dtype) for model in models))
+    return ParamsResult(tuple(_costs(model, size, dtype) for model in models))
+
+
+def _costs(
+    model: str | os.PathLike[str] | ModelConfig | Model, size: tuple[int, int] | None, dtype: str
+) -> ModelCosts:
+    if isinstance(model, str | os.PathLike) and split_library(os.fspath(model))[0]:
+        from vitcli.model import load  # brings torch
+
+        model = load(model, image_size=size)
+    if isinstance(model, str | os.PathLike | ModelConfig) or not model.by_library:
+        return model_costs(_config(model), size, dtype)
+    return library_costs(model, size, dtype)
 
 
 def _config(model: str | os.PathLike[str] | ModelConfig | Model) -> ModelConfig:

@@ -43,6 +43,14 @@ def tables(result: ParamsResult, width: int = 120) -> Iterator[str | Table]:
     else:
         yield from _side_by_side(result.models, width)
     yield from NOTE
+    for model in result.models:
+        if by_library(model):
+            yield escape(f"{model.name}: counted {model.counted}.")
+
+
+def by_library(model: ModelCosts) -> bool:
+    """Whether its components are the layers of another library's module."""
+    return model.mlp_hidden is None
 
 
 def size(image: tuple[int, int]) -> str:
@@ -67,9 +75,12 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         f"[bold]{escape(model.name)}[/]  {model.total:,} parameters, "
         f"{short(model.macs_per_image, 'KMGT')} MACs per image"
     )
+    heads = f", {model.heads} heads" if model.heads else ""
     yield (
-        f"{model.depth} blocks, {model.hidden} hidden, {model.heads} heads, "
-        f"MLP {model.mlp_hidden}, patch {model.patch_size}"
+        f"{model.depth} layers, {model.hidden} hidden{heads}, {model.patch_size} px per token"
+        if by_library(model)
+        else f"{model.depth} blocks, {model.hidden} hidden{heads}, MLP {model.mlp_hidden}, "
+        f"patch {model.patch_size}"
     )
     yield (
         f"input {sizes(model.image_size, model.native_size)}, {model.tokens} tokens{registers}; "
@@ -101,7 +112,8 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         )
 
     parts = {c.name: c for c in model.components}
-    for names in (FRONT_COMPONENTS, BLOCK_COMPONENTS, LAST_COMPONENTS):
+    groups: Sequence[Sequence[str]] = (FRONT_COMPONENTS, BLOCK_COMPONENTS, LAST_COMPONENTS)
+    for names in (list(parts),) if by_library(model) else groups:
         for name in _present(names, [model]):
             c = parts[name]
             whole = (c.parameters, c.share, c.bytes, c.macs, c.macs_share)
@@ -109,7 +121,8 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         if names is BLOCK_COMPONENTS:
             whole = _sums([parts[name] for name in BLOCK_COMPONENTS])
             grid.add_section()
-            row("one block", model.depth, model.block_parameters, model.block_biases, whole)
+            one = round(model.block_parameters), round(model.block_biases)
+            row("one block", model.depth, *one, whole)
         grid.add_section()
     totals = (model.total, 1.0, model.bytes, model.macs_per_image, 1.0)
     row("total", 1, model.total, model.biases, totals)
@@ -176,18 +189,23 @@ def _rows(
     ) -> Iterator[tuple[str, str]]:
         for names in (FRONT_COMPONENTS, BLOCK_COMPONENTS, LAST_COMPONENTS):
             for name in _present(names, models):
-                c = parts[name]
+                c = parts.get(name)
                 if any(getattr(p, field) for m in models for p in m.components if p.name == name):
-                    yield f"  {name}", with_share(count(getattr(c, field)), getattr(c, share))
+                    cell = with_share(count(getattr(c, field)), getattr(c, share)) if c else ""
+                    yield f"  {name}", cell
 
-    blocks = _sums([parts[name] for name in BLOCK_COMPONENTS])
+    if by_library(model):
+        count, macs = round(model.block_parameters * model.depth), sum(model.blocks_macs)
+        blocks: tuple[Any, ...] = (count, count / model.total, 0, macs, macs / model.macs_per_image)
+    else:
+        blocks = _sums([parts[name] for name in BLOCK_COMPONENTS])
     differ = any(m.native_size != m.image_size for m in models)
     blank = " " * (SHARE + 1)
     return [
         ("hidden", str(model.hidden)),
         ("blocks", str(model.depth)),
-        ("heads", str(model.heads)),
-        ("MLP", str(model.mlp_hidden)),
+        ("heads", str(model.heads or "")),
+        ("MLP", str(model.mlp_hidden or "")),
         ("patch", str(model.patch_size)),
         ("input", size(model.image_size)),
         *([("native", size(model.native_size))] if differ else []),
@@ -196,7 +214,7 @@ def _rows(
         ("[bold]parameters[/]", with_share(parameters(model.total), 1.0)),
         *components("parameters", "share", parameters),
         ("  all blocks", with_share(parameters(blocks[0]), blocks[1])),
-        ("  one block", parameters(model.block_parameters) + blank),
+        ("  one block", parameters(round(model.block_parameters)) + blank),
         ("  without biases", parameters(model.total - model.biases) + blank),
         (f"  MiB in {model.dtype}", f"{model.bytes / 2**20:,.1f}" + blank),
         ("[bold]MACs per image[/]", with_share(operations(model.macs_per_image), 1.0)),
@@ -210,7 +228,8 @@ def _rows(
 def figure(result: ParamsResult) -> Any:
     """Two panels, parameters and operations: a bar per model, stacked by component.
 
-    Components below 1% are one segment, `other`; segments carry their share, bars their total.
+    Components below 1% are one segment, `other`, and so are the layers of another library;
+    segments carry their share, bars their total.
     """
     models = result.models
     drawing = new_figure(1.3 + 0.38 * len(models))
@@ -226,7 +245,7 @@ def figure(result: ParamsResult) -> Any:
         for row, (model, total) in enumerate(zip(models, totals, strict=True)):
             parts = [(c.name, getattr(c, field) / unit) for c in model.components]
             left = 0.0
-            for name, value in merge_small(parts):
+            for name, value in [("other", total)] if by_library(model) else merge_small(parts):
                 bars = axes.barh(row, value, left=left, label=name, linewidth=0, **fills[name])
                 named.setdefault(name, bars)
                 if value >= 0.07 * max(totals):  # else there is no room for the figure
