@@ -320,21 +320,18 @@ def percent(share: float) -> str:
 
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 
-View = Callable[[Any], Iterable[Any]]
 
-
-def show(result: Result, form: str | bool, tables: View | None = None) -> None:
-    """Print the result in one of FORMATS; `tables` is its own view unless given."""
-    view = tables or (lambda result: result.tables())
-    if form in ("json", True):
+def show(result: Result, form: str, **how: Any) -> None:
+    """Print the result in one of FORMATS; `how` is what its tables can choose."""
+    if form == "json":
         answer_text(result.to_json())
     elif form == "csv":
         answer_text(result.to_csv())
     elif form in ("markdown", "latex"):
         with unlimited_width():
-            answer_text((to_markdown if form == "markdown" else to_latex)(view(result)))
+            answer_text((to_markdown if form == "markdown" else to_latex)(result.tables(**how)))
     else:
-        answer(*view(result))
+        answer(*result.tables(**how))
 
 
 def to_markdown(parts: Iterable[Any]) -> str:

@@ -17,7 +17,8 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_parent
-from vitcli.ui.console import note
+from vitcli.results import FailedImage, Result
+from vitcli.ui.console import note, show, warn
 
 if TYPE_CHECKING:  # a help or a usage error imports neither
     import numpy as np
@@ -247,6 +248,35 @@ def draw(drawing: Any, plot: Plot | Path, what: str = "") -> None:
     assert asked.plot is not None
     save_figure(drawing, asked.plot, asked.dpi, asked.inches)
     note(f"drew {what} in {asked.plot}" if what else f"drew {asked.plot}")
+
+
+def finish(
+    result: Result,
+    form: str,
+    plot: Plot | None = None,
+    *,
+    failed: Sequence[FailedImage] = (),
+    wrong: bool = False,
+    empty: bool = False,
+    **how: Any,
+) -> None:
+    """The end of a command: what failed, the figure, the tables, and the exit code.
+
+    Args:
+        form: one of `ui.console.FORMATS`.
+        failed: images that could not be read; with any, or where something else is `wrong`, the
+            exit code is 1.
+        empty: there is nothing to draw, and no table.
+        how: what the tables can choose.
+    """
+    for failure in failed:
+        warn(failure.error)
+    if plot and not empty:
+        draw(result.figure(), plot)
+    if form != "table" or not empty:
+        show(result, form, **how)
+    if failed or wrong:
+        raise typer.Exit(1)
 
 
 LONGEST_SIDE = 448

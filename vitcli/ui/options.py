@@ -12,17 +12,28 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from vitcli.config import yaml
-from vitcli.config.load import REFERENCE, ModelRequest, Setting, parse_setting, preset_names
+from vitcli.config.load import (
+    REFERENCE,
+    ModelRequest,
+    Setting,
+    config_yaml,
+    parse_setting,
+    preset_names,
+)
 from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.ui.console import FORMATS, complete
+from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.console import FORMATS, answer_text, complete, note, status
+
+if TYPE_CHECKING:
+    from vitcli.model import Model
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -409,6 +420,39 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
             ),
             *(self.request(**split_source(text), engine=engine) for text in self.weights or []),
         ]
+
+
+def load_all(
+    requests: Sequence[ModelRequest], by_library: bool = False, print_config: bool = False
+) -> list[Model]:
+    """The models asked for, with a note on each checkpoint and on random weights.
+
+    Args:
+        by_library: the command can do with an encoder that its own library runs.
+        print_config: print the config of the one model and end the command.
+
+    Raises:
+        VitcliError: as `vitcli.load`.
+    """
+    for request in requests:
+        if request.weights is None and not request.by_library:
+            config = request.fresh_config()  # a bad config is an error before torch is loaded
+            if print_config:
+                answer_text(config_yaml(config))
+                raise typer.Exit()
+    with status(f"loading torch and the {'encoder' if len(requests) == 1 else 'encoders'}"):
+        from vitcli.model import load_model
+
+        loaded = [load_model(request, by_library) for request in requests]
+    for one in loaded:
+        if one.report:
+            note(one.report.line())
+    if print_config:
+        answer_text(config_yaml(loaded[0].config))
+        raise typer.Exit()
+    if any(one.fresh for one in loaded):
+        note(RANDOM_WEIGHTS)
+    return loaded
 
 
 def parse_counts(text: str | None) -> list[int]:

@@ -172,8 +172,6 @@ def attn_entropy(
         if maps.left_out:
             note(f"{maps.left_out} more sheets of maps are left out (too many for one figure)")
     if output.form != "table" or result.models:
-        from vitcli.commands.attention.view import tables
-
-        show(result, output.form, lambda result: tables(result, every))
+        show(result, output.form, every=every)
     if result.failed:
         raise typer.Exit(1)

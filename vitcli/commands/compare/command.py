@@ -17,16 +17,17 @@ from vitcli.config.load import (
     split_library,
 )
 from vitcli.errors import VitcliError
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, check_figure_file, draw
+from vitcli.ui.console import progress
+from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
     Output,
     SharedModelOptions,
     grouped,
+    load_all,
     model_option,
+    parse_color,
     split_source,
 )
 
@@ -100,9 +101,6 @@ def compare(
       vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
       vitcli compare A B images/*.jpg --plot cka.png
     """
-    from vitcli.ui.console import note, progress, status, warn
-    from vitcli.ui.figures import check_figure_file
-    from vitcli.ui.options import parse_color
 
     check_figure_file(plot)
     if examples not in ("auto", "images", "patches"):
@@ -110,20 +108,11 @@ def compare(
             f"--examples {examples}: unknown (expected auto, images or patches)", "--examples auto"
         )
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
-    for request in requests:
-        if request.weights is None and not request.by_library:
-            request.fresh_config()  # a bad config is an error before torch is loaded
     color = parse_color(background)
-
-    with status("loading torch and the encoders"):
-        from vitcli.commands.compare.analysis import compare as analysis
-        from vitcli.model import load_model
-
-        loaded = [load_model(request, by_library=True) for request in requests]
-    for one in loaded:
-        if one.report:
-            note(one.report.line())
+    loaded = load_all(requests, by_library=True)
     with progress("comparing") as bar:
+        from vitcli.commands.compare.analysis import compare as analysis
+
         result = analysis(
             loaded[0],
             loaded[1],
@@ -133,19 +122,7 @@ def compare(
             background=color,
             progress=bar,
         )
-    if any(one.fresh for one in loaded):
-        note(RANDOM_WEIGHTS)
-    for failure in result.failed:
-        warn(failure.error)
-    if plot:
-        from vitcli.commands.compare.view import figure
-
-        draw(figure(result), plot)
-    from vitcli.commands.compare.view import tables
-
-    show(result, output.form, lambda result: tables(result, every))
-    if result.failed or result.holes:
-        raise typer.Exit(1)
+    finish(result, output.form, plot, failed=result.failed, wrong=bool(result.holes), every=every)
 
 
 def to_request(
@@ -208,25 +185,12 @@ def verify(
       vitcli verify ./my-finetuned-siglip --dtype float64
       vitcli verify ./clip --set encoder.norm_eps=1e-6 --plot layers.png
     """
-    from vitcli.ui.console import note, progress, status, warn
 
     check_figure_file(plot)
     request = model.request(weights=source, preset=preset)
-    with status("loading torch and the model"):
-        from vitcli.commands.compare.verify import verify_model
-        from vitcli.model import load_model
-
-        loaded = load_model(request)
-    if loaded.report:
-        note(loaded.report.line())
+    (loaded,) = load_all([request])
     with progress("comparing") as bar:
-        result = verify_model(loaded, images or [], progress=bar)
-    for failure in result.failed:
-        warn(failure.error)
-    if plot:
-        draw(result.figure(), plot)
-    from vitcli.commands.compare.view import verify_tables
+        from vitcli.commands.compare.verify import verify_model
 
-    show(result, output.form, lambda result: verify_tables(result, every))
-    if not result.equal or result.failed:
-        raise typer.Exit(1)
+        result = verify_model(loaded, images or [], progress=bar)
+    finish(result, output.form, plot, failed=result.failed, wrong=not result.equal, every=every)

@@ -13,8 +13,7 @@ from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import duration, plural, table
+from vitcli.ui.console import duration, note, plural, progress, show, status, stream, table
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -24,6 +23,8 @@ from vitcli.ui.options import (
     Without,
     grouped,
     known_engine,
+    load_all,
+    parse_color,
 )
 
 Defaults = FolderOptions
@@ -149,30 +150,13 @@ def embed(
       vitcli embed photos/ --weights facebook/dinov2-small --out layers/ --layers 3,6,9,12
       vitcli embed photos/ --out grids/ --tokens patch --vector-dtype float16
     """
-    from vitcli.ui.console import answer_text, note, progress, show, status, stream
-    from vitcli.ui.options import parse_color
 
     color = parse_color(background)
     wanted = parse_layers(layers)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
-    if not (request.weights or request.by_library):  # a bad config is an error without torch
-        config = request.fresh_config()
-        if print_config:
-            from vitcli.config.load import config_yaml
+    (loaded,) = load_all([request], by_library=True, print_config=print_config)
+    from vitcli.commands.embed import analysis
 
-            return answer_text(config_yaml(config))
-
-    with status("loading torch and the encoder"):
-        from vitcli.commands.embed import analysis
-        from vitcli.model import load_model
-
-        loaded = load_model(request, by_library=True)
-    if print_config:
-        from vitcli.config.load import config_yaml
-
-        return answer_text(config_yaml(loaded.config))
-    if loaded.report:
-        note(loaded.report.line())
     if engine == AUTO:
         with status("measuring the engines"):
             choice = loaded.choose_engine(batch)
@@ -203,8 +187,6 @@ def embed(
             address=address,
             progress=bar,
         )
-    if loaded.fresh:
-        note(RANDOM_WEIGHTS)
     if result.skipped_files:
         first = result.skipped_files[:5]
         kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in first)

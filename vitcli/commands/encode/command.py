@@ -15,9 +15,8 @@ from vitcli.config.load import REFERENCE
 from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, draw
+from vitcli.ui.console import note, plural, progress, status, warn
+from vitcli.ui.figures import Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -27,6 +26,8 @@ from vitcli.ui.options import (
     PrintConfigOption,
     grouped,
     known_engine,
+    load_all,
+    parse_color,
 )
 
 
@@ -104,8 +105,6 @@ def encode(
       vitcli encode *.jpg --preset clip-b16 --out vectors.npz --tokens cls,patch
     """
     from vitcli.commands.encode.result import check_tokens, check_vector_file, write_vectors
-    from vitcli.ui.console import answer_text, note, plural, progress, status, warn
-    from vitcli.ui.figures import check_figure_file
 
     check_few(images or [], out, model)
     check_figure_file(plot)
@@ -126,28 +125,15 @@ def encode(
     if map_file and (engine or request.by_library):
         check_engine(REFERENCE if request.by_library else str(engine), hooks="--map")
     fresh = request.weights is None and not request.by_library
-    if print_config and fresh:
-        from vitcli.config.load import config_yaml
-
-        return answer_text(config_yaml(request.fresh_config()))
-    if fresh:  # a bad config is an error before torch is loaded
+    if fresh and not print_config:  # an error before torch is loaded
         check_tokens(request.fresh_config(), kinds)
-    from vitcli.ui.options import parse_color
 
     color = parse_color(background)
 
-    with status("loading torch and the encoder"):
-        from vitcli.commands.encode import analysis
-        from vitcli.commands.encode.analysis import FeatureCollector
-        from vitcli.model import AT_ONCE, load_model
-
-        loaded = load_model(request, by_library=True)
-    if loaded.report:
-        note(loaded.report.line())
-    if print_config:
-        from vitcli.config.load import config_yaml
-
-        return answer_text(config_yaml(loaded.config))
+    (loaded,) = load_all([request], by_library=True, print_config=print_config)
+    from vitcli.commands.encode import analysis
+    from vitcli.commands.encode.analysis import FeatureCollector
+    from vitcli.model import AT_ONCE
 
     if engine == AUTO:
         with status("measuring the engines"):
@@ -169,12 +155,8 @@ def encode(
     if hole is not None:
         problem = analysis.not_finite(loaded, hole)
         warn(f"{problem.message}; {problem.hint}")
-    if loaded.fresh and result.images:
-        note(RANDOM_WEIGHTS)
     if loaded.faster_way:
         note(loaded.faster_way)
-    for failure in result.failed:
-        warn(failure.error)
     if out and result.images:
         paths = [image.path for image in result.images]
         written = write_vectors(Path(out), vectors, paths, result.failed)
@@ -187,16 +169,15 @@ def encode(
         draw(map_figure(features.sheets(), features.pictures), plot.at(map_file), what)
         if features.left_out:
             note(f"{features.left_out} more images are not drawn (too many for one figure)")
-    if plot and result.images:
-        from vitcli.commands.encode.view import figure
-
-        draw(figure(result), plot)
-    if output.form != "table" or result.images:
-        from vitcli.commands.encode.view import tables
-
-        show(result, output.form, lambda result: tables(result, every))
-    if result.failed or hole is not None:
-        raise typer.Exit(1)
+    finish(
+        result,
+        output.form,
+        plot,
+        failed=result.failed,
+        wrong=hole is not None,
+        empty=not result.images,
+        every=every,
+    )
 
 
 def check_few(images: list[str], out: str | None, model: ModelOptions) -> None:

@@ -8,10 +8,16 @@ from typing import Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, check_figure_file, draw
-from vitcli.ui.options import BackgroundOption, EncodersOptions, Output, grouped
+from vitcli.ui.console import progress, status
+from vitcli.ui.figures import Plot, check_figure_file, finish
+from vitcli.ui.options import (
+    BackgroundOption,
+    EncodersOptions,
+    Output,
+    grouped,
+    load_all,
+    parse_color,
+)
 
 LayersOption = Annotated[
     str | None,
@@ -54,8 +60,6 @@ def explore(
       vitcli explore cats/*.jpg --weights facebook/dinov2-small --out cats.html
       vitcli explore cat.jpg --weights A --weights B --layers 3,6,9,12
     """
-    from vitcli.ui.console import note, progress, status, warn
-    from vitcli.ui.options import parse_color
 
     requests = encoders.to_requests()
     if len(requests) > 2:
@@ -63,20 +67,12 @@ def explore(
             f"explore: too many encoders (got {len(requests)}, expected 1 or 2)",
             "name at most two encoders",
         )
-    for request in requests:
-        if request.weights is None:
-            request.fresh_config()  # a bad config is an error before torch is loaded
     chosen = _numbers(layers) if layers else None
     color = parse_color(background)
-    with status("loading torch and the encoders"):
+    with status("loading torch"):
         from vitcli.commands.explore import analysis
-        from vitcli.model import load_model
-
-        analysis.check_page_file(out)
-        loaded = [load_model(request) for request in requests]
-    for one in loaded:
-        if one.report:
-            note(one.report.line())
+    analysis.check_page_file(out)
+    loaded = load_all(requests)
     with progress("encoding") as bar:
         result = analysis.explore(
             loaded,
@@ -87,15 +83,7 @@ def explore(
             background=color,
             progress=bar,
         )
-    if any(one.fresh for one in loaded):
-        note(RANDOM_WEIGHTS)
-    for failure in result.failed:
-        warn(failure.error)
-    from vitcli.commands.explore.view import tables
-
-    show(result, output.form, tables)
-    if result.failed:
-        raise typer.Exit(1)
+    finish(result, output.form, failed=result.failed)
 
 
 @grouped
@@ -131,25 +119,14 @@ def grid(
       vitcli grid cat.jpg --weights facebook/dinov2-small --preset vit-s16 --plot grid.png
       vitcli grid cat.jpg dog.jpg --weights A --weights B --layers 3,6,9,12 --plot grid.pdf
     """
-    from vitcli.ui.console import note, progress, status, warn
-    from vitcli.ui.options import parse_color
 
     check_figure_file(plot)
-    requests = encoders.to_requests()
-    for request in requests:
-        if request.weights is None:
-            request.fresh_config()  # a bad config is an error before torch is loaded
     chosen = _numbers(layers) if layers else None
     color = parse_color(background)
-    with status("loading torch and the encoders"):
-        from vitcli.commands.explore.grid import grid as analysis
-        from vitcli.model import load_model
-
-        loaded = [load_model(request) for request in requests]
-    for one in loaded:
-        if one.report:
-            note(one.report.line())
+    loaded = load_all(encoders.to_requests())
     with progress("encoding") as bar:
+        from vitcli.commands.explore.grid import grid as analysis
+
         result = analysis(
             loaded,
             images or [],
@@ -158,15 +135,7 @@ def grid(
             background=color,
             progress=bar,
         )
-    if any(one.fresh for one in loaded):
-        note(RANDOM_WEIGHTS)
-    for failure in result.failed:
-        warn(failure.error)
-    if plot:
-        draw(result.figure(), plot)
-    show(result, output.form)
-    if result.failed:
-        raise typer.Exit(1)
+    finish(result, output.form, plot, failed=result.failed)
 
 
 def _numbers(text: str) -> list[int]:

@@ -12,9 +12,8 @@ from rich.table import Table
 
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show, table
-from vitcli.ui.options import ModelOptions, Output, grouped
+from vitcli.ui.console import note, show, status, table
+from vitcli.ui.options import ModelOptions, Output, grouped, load_all
 
 if TYPE_CHECKING:
     from vitcli.commands.export.analysis import ConvertResult, ExportResult
@@ -46,21 +45,13 @@ def export(
       vitcli export vit-b16.onnx
       vitcli export dino.onnx --weights facebook/dinov2-small --image-size 518
     """
-    from vitcli.ui.console import note, status
 
-    request = model.to_request()
-    if request.weights is None:
-        request.fresh_config()  # a bad config is an error before torch is loaded
-    with status("loading torch and the encoder"):
+    with status("loading torch"):
         from vitcli.commands.export import analysis
-        from vitcli.model import load_model
-
-        analysis.check_export_file(out)
-        loaded = load_model(request)
+    analysis.check_export_file(out)
+    (loaded,) = load_all([model.to_request()])
     with status("exporting and checking"):
         result = analysis.export(loaded, out, opset=opset)
-    if loaded.fresh:
-        note(RANDOM_WEIGHTS)
     show(result, output.form)
 
 
@@ -106,7 +97,6 @@ def convert(
       vitcli convert facebook/dinov2-small dinov2
       vitcli convert ViT-B-16.pt clip --preset clip-b16
     """
-    from vitcli.ui.console import note, status
 
     request = ModelRequest(
         preset=preset,

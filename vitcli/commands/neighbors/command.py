@@ -10,8 +10,19 @@ import typer
 from rich.markup import escape
 
 from vitcli.files import printable
-from vitcli.ui.console import fitted, show, table
-from vitcli.ui.figures import COLORS, DASHES, Plot, bare, caption, draw, ended, new_figure, styled
+from vitcli.ui.console import fitted, status, table
+from vitcli.ui.figures import (
+    COLORS,
+    DASHES,
+    Plot,
+    bare,
+    caption,
+    check_figure_file,
+    ended,
+    finish,
+    new_figure,
+    styled,
+)
 from vitcli.ui.options import Output, grouped
 
 if TYPE_CHECKING:
@@ -47,17 +58,13 @@ def neighbors(
       vitcli neighbors vectors/ cats/001.jpg
       vitcli neighbors vectors/ another.jpg --plot nearest.png
     """
-    from vitcli.ui.console import status
-    from vitcli.ui.figures import check_figure_file
 
     check_figure_file(plot)
     with status("comparing"):
         from vitcli.commands.neighbors import analysis
 
         result = analysis.neighbors(folder, image, count, device)
-    if plot:
-        draw(result.figure(), plot)
-    show(result, output.form)
+    finish(result, output.form, plot)
 
 
 _COLUMNS = 6

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from vitcli.config.load import ModelRequest, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, draw
+from vitcli.ui.figures import Plot, finish
 from vitcli.ui.options import (
     EncodersOptions,
     LibraryOption,
@@ -67,13 +66,7 @@ def params(
             )
         return answer_text(config_yaml(configs[0]))
     result = analysis(*sized, image_size=requests[0].image_size, dtype=requests[0].dtype)
-    if plot:
-        from vitcli.commands.params.view import figure
-
-        draw(figure(result), plot)
-    from vitcli.commands.params.view import tables
-
-    show(result, output.form, lambda result: tables(result, answer_width()))
+    finish(result, output.form, plot, width=answer_width() if output.form == "table" else 10_000)
 
 
 def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig | Model]:

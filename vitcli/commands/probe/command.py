@@ -10,15 +10,15 @@ import typer
 
 from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, check_figure_file, draw
+from vitcli.ui.console import note, progress, status, warn
+from vitcli.ui.figures import Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (
     EncodersOptions,
     EngineOption,
     Output,
     grouped,
     known_engine,
+    load_all,
     model_option,
 )
 
@@ -153,7 +153,6 @@ def probe(
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.commands.embed.job import MANIFEST
-    from vitcli.ui.console import note, progress, status, warn
 
     check_figure_file(plot)
     if confusion is not None:
@@ -193,15 +192,9 @@ def probe(
     with status("loading torch and scikit-learn"):
         from vitcli.commands.probe import analysis, evaluate, view
         from vitcli.commands.probe.result import AgreementResult
-        from vitcli.model import load_model
 
         evaluate.sklearn()
-        loaded = [load_model(request, by_library=True) for request in requests]
-    for one in loaded:
-        if one.report:
-            note(one.report.line())
-    if any(one.fresh for one in loaded):
-        note(RANDOM_WEIGHTS)
+    loaded = load_all(requests, by_library=True)
     with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
         result = analysis.probe(
             folder,
@@ -233,7 +226,7 @@ def probe(
             note(f"wrote {confusion}")
         else:
             draw(view.confusion_figure(result), plot.at(confusion))
-    show(result, output.form)
+    finish(result, output.form)
 
 
 def _engine(request: ModelRequest, engine: str | None) -> str | None:

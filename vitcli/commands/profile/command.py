@@ -10,9 +10,9 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, draw
-from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped
+from vitcli.ui.console import note, progress
+from vitcli.ui.figures import Plot, check_figure_file, finish
+from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped, load_all
 
 BATCHES = (1, 8, 64)
 
@@ -120,8 +120,6 @@ def profile(
       vitcli profile --dtype float32 --dtype bfloat16 --batch 8 --memory 4
     """
     from vitcli.commands.profile.result import ProfileSettings
-    from vitcli.ui.console import answer_text, note, progress, status
-    from vitcli.ui.figures import check_figure_file
 
     check_figure_file(plot)
     _check_trace_file(trace)
@@ -143,41 +141,19 @@ def profile(
         )
     alone = dtype[0] if dtype and len(dtype) == 1 else "float32"
     request = replace(model.to_request(), dtype=alone)
-    if request.weights is None:
-        config = request.fresh_config()  # a bad config is an error before torch is loaded
-        if print_config:
-            from vitcli.config.load import config_yaml
+    (loaded,) = load_all([request], print_config=print_config)
+    import torch
 
-            return answer_text(config_yaml(config))
+    from vitcli.commands.profile import analysis
 
-    with status("loading torch and the encoder"):
-        import torch
-
-        from vitcli.commands.profile import analysis
-        from vitcli.model import load_model
-
-        if threads:
-            torch.set_num_threads(threads)
-        loaded = load_model(request)
-    if print_config:
-        from vitcli.config.load import config_yaml
-
-        return answer_text(config_yaml(loaded.config))
-
+    if threads:
+        torch.set_num_threads(threads)
     with progress("profiling (images)") as bar:
         result = analysis.profile(loaded, settings, bar, images=image or ())
     answered = any(run.error is None for run in result.runs)
     if trace and answered:
         note(f"wrote the trace of one step to {trace}; open it at https://ui.perfetto.dev")
-    if plot and answered:
-        from vitcli.commands.profile.view import figure
-
-        draw(figure(result), plot)
-    from vitcli.commands.profile.view import tables
-
-    show(result, output.form, tables)
-    if not answered:
-        raise typer.Exit(1)
+    finish(result, output.form, plot if answered else None, wrong=not answered)
 
 
 def _check_trace_file(path: Path | None) -> None:

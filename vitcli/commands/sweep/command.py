@@ -165,7 +165,6 @@ def sweep(
     from vitcli.commands.sweep import report as reports
     from vitcli.commands.sweep.figure import check_kind
     from vitcli.commands.sweep.trials import Results
-    from vitcli.commands.sweep.view import plan_tables, tables
     from vitcli.ui.console import note, plural, warn
     from vitcli.ui.figures import check_figure_file
 
@@ -230,7 +229,7 @@ def sweep(
         planned = analysis.plan(
             loaded, results, command, retry_failed=retry_failed, program=_program()
         )
-        return answer_with(planned, output.form, plan_tables)
+        return answer_with(planned, output.form)
     for said in loaded.notes() if command else ():
         note(said)
     if command:
@@ -248,7 +247,7 @@ def sweep(
     if show:
         _show(found, show, output.form)
     else:
-        answer_with(found, output.form, lambda found: tables(found, each, metric))
+        answer_with(found, output.form, each=each, metric=metric)
         if output.form == "table":
             reading = f"vitcli sweep --report {shlex.quote(str(place))}"
             note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
