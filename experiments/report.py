@@ -2,11 +2,12 @@
 
     python experiments/report.py [RUNS]
 
-For each block `<!-- begin NAME -->` ... `<!-- end NAME -->` of the README it asks
-`vitcli sweep --report RUNS/NAME` for the table, the differences and the figure, as a user would,
-and keeps what each trial measured in experiments/results/NAME.json. Of a sweep that is not in RUNS
-the block is made again from that file; where there is none, the table stays and the differences
-are computed from its means and spreads. RUNS is `runs`; VITCLI is the program to run; needs scipy.
+Each block `<!-- begin NAME -->` ... `<!-- end NAME -->` of the README is made from
+experiments/results/NAME.json, where each trial is a line: what was varied, the seed, what was
+measured. A sweep that is in RUNS (default: `runs`) is stored there first. `vitcli sweep --report`
+computes and draws, from the stored results as a directory of trials; arms at their own best rates
+are compared here. A block without stored results stays as it is. VITCLI is the program to run.
+Needs scipy.
 """
 
 from __future__ import annotations
@@ -16,39 +17,65 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from scipy import stats
 
 HERE = Path(__file__).resolve().parent
+SWEEPS = HERE.parent / "vitcli" / "commands" / "sweep" / "shipped"
 FIGURES = {
-    "lora-rank": ("--where", "lr!=1e-9", "--group", "lora,lora_rank", "--plot-kind", "lines"),
-    "patch-size": ("--plot-kind", "lines"),
-    "profile-resolution": ("--metric", "ffn", "--plot-kind", "bars"),
-    "profile-vit-b16": ("--metric", "ffn", "--plot-kind", "bars"),
-}
+    "ffn-steps": ("--metric", "val_loss", "--plot-kind", "bars"),
+    "lora-rank": ("--metric", "accuracy", "--where", "lr!=1e-9", "--group", "lora_rank,lr",
+                  "--plot-kind", "bars"),
+    "position": ("--metric", "accuracy", "--where", "lr=1e-3", "--group", "patch_size,position"),
+}  # fmt: skip
 """How a sweep is drawn where its shape alone does not say it best."""
-COMPARED: dict[str, dict[str, Any]] = {
-    "norm-warmup-init": {"axes": [("norm",), ("warmup",), ("init",)], "metrics": ("accuracy",)},
-    "lr-tolerance": {"axes": [("norm",)], "metrics": ("accuracy",)},
-    "position": {"axes": [("position",)], "metrics": ("accuracy",), "with": ("learned",)},
-    "pooling": {"axes": [("pool",)], "metrics": ("accuracy",)},
-    "register-accuracy": {"axes": [("registers",)], "metrics": ("accuracy",)},
-    "ffn-width": {"axes": [("mlp_hidden",)], "metrics": ("accuracy", "val_loss")},
-    "ffn-loss": {"axes": [("mlp_hidden",)], "metrics": ("val_loss", "accuracy")},
-    "patch-size": {"axes": [("patch_size",)], "metrics": ("accuracy",)},
-    "lora-rank": {
-        "axes": [("lora_rank", "lr")],
-        "metrics": ("accuracy",),
-        "with": ("1", "1e-09"),
-    },
+COMPARED: dict[str, tuple[str, ...]] = {
+    "norm-warmup-init": ("norm", "warmup", "init"),
+    "position-none": ("position",),
+    "pooling": ("pool",),
+    "register-accuracy": ("registers",),
+    "ffn-width": ("mlp_hidden",),
+    "ffn-loss": ("mlp_hidden",),
+    "ffn-steps": ("mlp_hidden",),
+    "ffn-parameters": ("mlp_hidden",),
+    "patch-size": ("patch_size",),
 }
-"""The pairs of levels that the text speaks of; `with` names the level that each is compared to."""
-FACTS = ("id", "state", "params", "metrics", "wall_s", "command")
+"""The axes whose levels the text compares, at equal values of the other axes."""
+UNCOMPARED = {"parameters", "last_step_loss", "trainable"}
+
+Arm = tuple[tuple[str, Any], ...]
+"""What an arm sets, the rate apart: (("norm", "pre"), ("warmup", 0))."""
+Values = dict[float, dict[Any, list[float]]]
+"""Accuracies by rate and block: the base that an adapter adapts, else the seed."""
+
+
+def one_apart(a: Arm, b: Arm) -> bool:
+    return sum(x != y for x, y in zip(a, b, strict=True)) == 1
+
+
+def learned_or_patch(a: Arm, b: Arm) -> bool:
+    """Learned positions against each encoding, and from patch size to patch size."""
+    return one_apart(a, b) and dict(a)["position"] == "learned"
+
+
+TUNED: dict[str, Callable[[Arm, Arm], bool]] = {
+    "norm-rates": one_apart,
+    "norm-rates-trunc": one_apart,
+    "position": learned_or_patch,
+    "lora-rank": lambda a, b: True,
+}
+"""Sweeps over `lr` whose arms are compared at their own best rates, and which pairs of arms."""
 HEAD = ["metric", "where", "a", "b", "a - b", "95% interval", "p", "n"]
+PAIRED = "Differences, paired by seed, with Student's 95% interval and Holm's p over the axis:"
 
 
 def main() -> None:
@@ -56,10 +83,13 @@ def main() -> None:
     readme = HERE / "README.md"
     text = readme.read_text()
     for name, old in blocks(text).items():
+        if (SWEEPS / f"{name}.yaml").exists() and (runs / name / "sweep.yaml").exists():
+            store(name, runs / name)
         text = text.replace(
-            f"<!-- begin {name} -->\n{old}",
-            f"<!-- begin {name} -->\n{section(name, runs / name, old)}",
+            f"<!-- begin {name} -->\n{old}", f"<!-- begin {name} -->\n{section(name, old)}"
         )
+        if results(name).exists():
+            draw(name)
     readme.write_text(text)
 
 
@@ -69,147 +99,243 @@ def blocks(text: str) -> dict[str, str]:
     return dict(found)
 
 
-def section(name: str, place: Path, old: str) -> str:
-    """The block of a sweep: from its directory, from what was kept of it, or from its table."""
-    kept = HERE / "results" / f"{name}.json"
-    if (place / "sweep.yaml").exists():
-        report = read(place)
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(report, indent=1) + "\n")
-        if any(group["metrics"] for group in report["groups"]):
-            figure = HERE / "figures" / f"{name}.png"
-            figure.parent.mkdir(exist_ok=True)
-            vitcli("sweep", "--report", str(place), "--plot", str(figure), *FIGURES.get(name, ()))
-    elif kept.exists():
-        report = json.loads(kept.read_text())
-    else:
-        print(f"{name}: no sweep in {place.parent}, its table is left as it is", file=sys.stderr)
-        return with_differences(name, old)
-    return block(name, report)
+# -- stored results ------------------------------------------------------------------------------
 
 
-def read(place: Path) -> dict[str, Any]:
-    """A sweep's report, without what is true of one machine alone."""
+def results(name: str) -> Path:
+    return HERE / "results" / f"{name}.json"
+
+
+def store(name: str, place: Path) -> None:
+    """A line per trial: id, state, seconds, what was varied, what was measured."""
     report = json.loads(vitcli("sweep", "--report", str(place), "--json"))
-    jobs = re.search(r"^jobs: (\d+)", (place / "sweep.yaml").read_text(), re.MULTILINE)
-    report["jobs"] = int(jobs[1]) if jobs else 1
-    report["trials"] = [{key: trial[key] for key in FACTS} for trial in report["trials"]]
-    return {key: value for key, value in report.items() if key != "directory"}
-
-
-def block(name: str, report: dict[str, Any]) -> str:
-    """Markdown: how it was run and how long it took, the table, the differences, the figure."""
-    states = ", ".join(f"{count} {state}" for state, count in sorted(report["states"].items()))
-    seconds = sum(trial["wall_s"] or 0 for trial in report["trials"])
-    together = f", {report['jobs']} at a time" if report["jobs"] > 1 else ""
+    varied = [*report["axes"], *([report["seeds"]] if report["seeds"] else [])]
     lines = [
-        f"`vitcli sweep {name}` — {states}; {seconds / 60:.0f} minutes of trials{together}.",
-        "",
-        *table(report),
-        "",
-    ]
-    made = compared(name, report)
-    if made:
-        lines += [PAIRED, "", *markdown([HEAD, *made]), ""]
+        json.dumps({
+            **{key: trial[key] for key in ("id", "state", "wall_s")},
+            "params": {key: trial["params"][key] for key in varied},
+            "metrics": trial["metrics"],
+        })
+        for trial in report["trials"]
+        if trial["params"]
+    ]  # fmt: skip
+    results(name).parent.mkdir(exist_ok=True)
+    results(name).write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def unpack(name: str, place: Path) -> None:
+    """The stored results as the directory of trials that `vitcli sweep --report` reads."""
+    text = (SWEEPS / f"{name}.yaml").read_text()
+    sweep = yaml.safe_load(text)
+    metrics = {
+        metric: {**(value if isinstance(value, dict) else {}), "path": metric}
+        for metric, value in sweep["metrics"].items()
+    }
+    text = re.sub(r"^(metrics|curve):.*\n([ #].*\n)*", "", text, flags=re.MULTILINE)
+    (place / "sweep.yaml").write_text(f"name: {name}\nmetrics: {json.dumps(metrics)}\n{text}")
+    for trial in json.loads(results(name).read_text()):
+        folder = place / "trials" / trial["id"]
+        folder.mkdir(parents=True)
+        config = {"command": sweep["command"], "run": "", "argv": [], "cwd": ""}
+        (folder / "config.yaml").write_text(json.dumps({**config, "params": trial["params"]}))
+        (folder / "result.json").write_text(json.dumps(trial["metrics"]))
+        status = {"state": trial["state"], "wall_s": trial["wall_s"], "attempts": 1}
+        (folder / "status").write_text(json.dumps(status))
+
+
+def report_of(name: str) -> dict[str, Any]:
+    """`vitcli sweep --report` of the stored results.
+
+    Raises:
+        SystemExit: the sweep's file asks for other trials than were stored.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        unpack(name, Path(place))
+        report: dict[str, Any] = json.loads(vitcli("sweep", "--report", place, "--json"))
+    if set(report["states"]) != {"done"} and not report["objective"]:
+        sys.exit(f"{name}: {name}.yaml is not what was run ({report['states']})")
+    return report
+
+
+def draw(name: str) -> None:
+    figure = HERE / "figures" / f"{name}.png"
+    figure.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        unpack(name, Path(place))
+        vitcli("sweep", "--report", place, "--plot", str(figure), *FIGURES.get(name, ()))
+
+
+# -- a block of the README -----------------------------------------------------------------------
+
+
+def section(name: str, old: str) -> str:
+    """The block of a sweep from what was stored of it; without that, the old one."""
+    if not results(name).exists():
+        return old
+    report = report_of(name)
+    states = ", ".join(f"{count} {state}" for state, count in sorted(report["states"].items()))
+    lines = [f"`vitcli sweep {name}`: {states}", ""]
+    if name in TUNED:
+        lines += tuned(report, TUNED[name])
+    else:
+        lines += [*table(report), ""]
+        rows = [row(c) for c in report["comparisons"] if is_wanted(c, COMPARED.get(name, ()))]
+        lines += [PAIRED, "", *markdown([HEAD, *rows]), ""] if rows else []
     if (HERE / "figures" / f"{name}.png").exists():
         lines += [f"![{report['question']}](figures/{name}.png)", ""]
     return "\n".join(lines)
 
 
-PAIRED = "Differences, paired by seed, with Student's 95% interval and Holm's p over the axis:"
-WELCH = (
-    "Differences from the means and spreads above, with Welch's 95% interval and Bonferroni's p "
-    "over this table:"
-)
+def short(key: str) -> str:
+    return key.rsplit(".", 1)[-1]
 
 
-def compared(name: str, report: dict[str, Any]) -> list[list[str]]:
-    """A row per pair of levels that the text speaks of, as `sweep --report` compares them."""
-    wanted = COMPARED.get(name, {"axes": [], "metrics": ()})
-    rows = []
-    for c in report["comparisons"]:
-        short = tuple(key.rsplit(".", 1)[-1] for key in c["a"])
-        if c["metric"] in wanted["metrics"] and short in wanted["axes"]:
-            where = [c["metric"], words(c["at"]), words(c["a"], False), words(c["b"], False)]
-            p = "" if c["p_holm"] is None else probability(c["p_holm"])
-            rows.append([*where, *interval(c["difference"], c["low"], c["high"]), p, str(c["n"])])
-    return rows
+def is_wanted(comparison: Mapping[str, Any], axes: Iterable[str]) -> bool:
+    keys = {short(key) for key in comparison["a"]}
+    return bool(keys & set(axes)) and comparison["metric"] not in UNCOMPARED
 
 
-def words(level: dict[str, Any], keys: bool = True) -> str:
-    named = (f"{key.rsplit('.', 1)[-1]} " if keys else "" for key in level)
+def row(c: Mapping[str, Any]) -> list[str]:
+    where = [c["metric"], words(c["at"]), words(c["a"], False), words(c["b"], False)]
+    p = "" if c["p_holm"] is None else probability(c["p_holm"])
+    return [*where, *interval(c["difference"], c["low"], c["high"]), p, str(c["n"])]
+
+
+def words(level: Mapping[str, Any], keys: bool = True) -> str:
+    named = (f"{short(key)} " if keys else "" for key in level)
     return ", ".join(key + number(value) for key, value in zip(named, level.values(), strict=True))
 
 
-def with_differences(name: str, old: str) -> str:
-    """The old block, its differences computed anew from its table."""
-    before, _, _ = old.partition(WELCH)
-    figure = re.search(r"!\[.*", old, re.DOTALL)
-    made = from_table(name, before)
-    if not made:
-        return old
-    body = before[: figure.start()] if figure and figure.start() < len(before) else before
-    lines = [
-        body.rstrip(),
+def table(report: Mapping[str, Any]) -> list[str]:
+    """The groups as a Markdown table: mean ± sample standard deviation, and how many trials.
+
+    What a search drew is no group: a row for each trial, and how it ended.
+    """
+    keys, metrics, search = report["grouped_by"], report["metrics"], report["objective"]
+    rows = [[*map(short, keys), *metrics, "state" if search else "n"]]
+    for trial in report["trials"] if search else ():
+        values = [trial["params"][key] for key in keys]
+        values += [trial["metrics"].get(name, "") for name in metrics]
+        rows.append([*map(number, values), trial["state"]])
+    for group in () if search else report["groups"]:
+        cells = [number(value) for value in group["params"].values()]
+        cells += [cell(group, name) for name in metrics]
+        rows.append([*cells, str(len(group["trials"]))])
+    return markdown(rows)
+
+
+# -- arms at their own best rate -----------------------------------------------------------------
+
+CONTROL_RATE = 1e-8
+"""A lower one changes nothing."""
+
+
+def tuned(report: Mapping[str, Any], wanted: Callable[[Arm, Arm], bool]) -> list[str]:
+    """Arms by rates, each arm at its own best rate, and the wanted differences of arms."""
+    arms = arms_of(report)
+    learned = learned_of(report)
+    rates = sorted({rate for values in arms.values() for rate in values if rate > CONTROL_RATE})
+    keys = [short(key) for key, _ in next(iter(arms))]
+    rows = [[*keys, *(f"{rate:g}" for rate in rates), "at its own best rate", "best rate", "n"]]
+    at_best = {}
+    for arm, values in arms.items():
+        at_best[arm], chosen = at_best_rate(values)
+        counts = Counter(chosen.values()).most_common()
+        best = ", ".join(f"{rate:g}" + (f" ({n} of {len(chosen)})" if len(counts) > 1 else "")
+                         for rate, n in counts)  # fmt: skip
+        cells = [mean_and_spread(values[rate]) + learned.get((arm, rate), "")
+                 if rate in values else "" for rate in rates]  # fmt: skip
+        rows.append([*(number(value) for _, value in arm), *cells,
+                     mean_and_spread({b: [v] for b, v in at_best[arm].items()}),
+                     "" if counts[0][0] < CONTROL_RATE else best, str(len(chosen))])  # fmt: skip
+    pairs = [(a, b) for a, b in itertools.combinations(arms, 2) if wanted(a, b) or wanted(b, a)]
+    found = [paired(at_best[a], at_best[b]) for a, b in pairs]
+    adjusted = holm([p for *_, p in found])
+    differences = [["a", "b", "a - b", "95% interval", "p", "n"]]
+    for (a, b), (difference, low, high, _), p in zip(pairs, found, adjusted, strict=True):
+        differences.append([words(dict(a), False), words(dict(b), False),
+                            *interval(difference, low, high), probability(p),
+                            str(len(at_best[a].keys() & at_best[b].keys()))])  # fmt: skip
+    block = "base" if any("weights" in trial["params"] for trial in report["trials"]) else "seed"
+    return [
+        "Accuracy by arm and rate, mean ± sample standard deviation over all trials"
+        + (", and how many learned" if learned else "")
+        + f". The best rate of an arm is chosen, for each {block}, on the other {block}s:",
         "",
-        WELCH,
+        *markdown(rows),
         "",
-        *markdown([HEAD, *made]),
+        f"Differences at the arms' own best rates, paired by {block}, with Student's 95% interval "
+        "and Holm's p over this table:",
         "",
-        figure[0] if figure else "",
+        *markdown(differences),
+        "",
     ]
-    return "\n".join(lines)
 
 
-def rows_of(text: str) -> list[dict[str, str]]:
-    """The first Markdown table of a text, a mapping per row."""
-    found = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
-    return [dict(zip(found[0], row, strict=True)) for row in found[2:]] if found else []
+def arm_of(report: Mapping[str, Any], trial: Mapping[str, Any]) -> Arm:
+    keys = [key for key in report["axes"] if short(key) not in {"lr", "lora_alpha", "weights"}]
+    if trial["params"]["lr"] < CONTROL_RATE:
+        return tuple((key, "" if at else "control") for at, key in enumerate(keys))
+    return tuple((key, trial["params"].get(key)) for key in keys)
 
 
-def from_table(name: str, text: str) -> list[list[str]]:
-    """The pairs of levels of COMPARED from means, spreads and counts: Welch's test."""
-    wanted = COMPARED.get(name)
-    if wanted is None:
-        return []
-    pairs = []
-    for axis, metric in itertools.product(wanted["axes"], wanted["metrics"]):
-        cells: dict[str, list[dict[str, str]]] = {}
-        values = {"accuracy", "val_loss", "verdict", "n", "parameters", "trainable",
-                  "images_per_s", "last_step_loss"}  # fmt: skip
-        for row in rows_of(text):
-            rest = ", ".join(f"{k} {v}" for k, v in row.items() if k not in {*axis, *values})
-            cells.setdefault(rest, []).append(row)
-        for where, rows in cells.items():
-            pairs += [(metric, where, axis, a, b) for a, b in itertools.combinations(rows, 2)
-                      if not wanted.get("with")
-                      or wanted["with"] in (level(a, axis), level(b, axis))]  # fmt: skip
-    return [welch(*pair, len(pairs)) for pair in pairs]
+def arms_of(report: Mapping[str, Any]) -> dict[Arm, Values]:
+    found: dict[Arm, Values] = {}
+    for trial in report["trials"]:
+        params = trial["params"]
+        block = params.get("weights", params[report["seeds"]])
+        rates = found.setdefault(arm_of(report, trial), {})
+        values = rates.setdefault(params["lr"], {}).setdefault(block, [])
+        values.append(trial["metrics"]["accuracy"])
+    return found
 
 
-def level(row: dict[str, str], axis: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(row[key] for key in axis)
+def learned_of(report: Mapping[str, Any]) -> dict[tuple[Arm, float], str]:
+    """How many trials of an arm at a rate learned, where the sweep asked for the verdict."""
+    found: dict[tuple[Arm, float], list[bool]] = {}
+    for trial in report["trials"]:
+        if "verdict" in trial["metrics"]:
+            place = (arm_of(report, trial), trial["params"]["lr"])
+            found.setdefault(place, []).append(trial["metrics"]["verdict"] == "learned")
+    return {place: f", {sum(each)} of {len(each)}" for place, each in found.items()}
 
 
-def welch(
-    metric: str, where: str, axis: tuple[str, ...], a: dict[str, str], b: dict[str, str], pairs: int
-) -> list[str]:
-    """One row of differences."""
-    one, two = ([float(x.replace(",", "")) for x in row[metric].split(" ± ")] for row in (a, b))
-    counts = int(a["n"]), int(b["n"])
-    test = stats.ttest_ind_from_stats(*one, counts[0], *two, counts[1], equal_var=False)
-    parts = [std**2 / n for (_, std), n in zip((one, two), counts, strict=True)]
-    freedom = sum(parts) ** 2 / sum(v**2 / (n - 1) for v, n in zip(parts, counts, strict=True))
-    half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
-    difference = one[0] - two[0]
-    levels = [", ".join(level(row, axis)) for row in (a, b)]
-    p = probability(min(1.0, pairs * test.pvalue))
-    return [metric, where, *levels, *interval(difference, difference - half, difference + half), p,
-            str(min(counts))]  # fmt: skip
+def at_best_rate(values: Values) -> tuple[dict[Any, float], dict[Any, float]]:
+    """Per block its mean at the rate that is best on the other blocks, and that rate."""
+    means = {rate: {block: statistics.fmean(v) for block, v in blocks.items()}
+             for rate, blocks in values.items()}  # fmt: skip
+    chosen: dict[Any, float] = {}
+    for block in next(iter(means.values())):
+        others = {rate: statistics.fmean([v for key, v in blocks.items() if key != block])
+                  for rate, blocks in means.items()}  # fmt: skip
+        chosen[block] = max(others, key=lambda rate: others[rate])
+    return {block: means[rate][block] for block, rate in chosen.items()}, chosen
+
+
+def paired(one: Mapping[Any, float], two: Mapping[Any, float]) -> tuple[float, float, float, float]:
+    """Mean of one - two over what both have, its 95% interval, Student's p."""
+    shared = sorted(one.keys() & two.keys())
+    test = stats.ttest_rel([one[key] for key in shared], [two[key] for key in shared])
+    interval = test.confidence_interval(0.95)
+    difference = statistics.fmean([one[key] - two[key] for key in shared])
+    return difference, float(interval.low), float(interval.high), float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjustment, in the order given."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    raised = itertools.accumulate(
+        (min(1.0, (len(order) - rank) * p_values[i]) for rank, i in enumerate(order)), max
+    )
+    return [p for _, p in sorted(zip(order, raised, strict=True))]
+
+
+# -- numbers in words ----------------------------------------------------------------------------
+
+
+def mean_and_spread(blocks: Mapping[Any, Sequence[float]]) -> str:
+    values = [value for block in blocks.values() for value in block]
+    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
 def interval(difference: float, low: float, high: float) -> list[str]:
@@ -226,31 +352,12 @@ def markdown(rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in lines]
 
 
-def table(report: dict[str, Any]) -> list[str]:
-    """The groups as a Markdown table: mean ± sample standard deviation, and how many trials.
-
-    What a search drew is no group: a row for each trial, and how it ended.
-    """
-    keys, metrics, search = report["grouped_by"], report["metrics"], report["objective"]
-    head = [*(key.rsplit(".", 1)[-1] for key in keys), *metrics, "state" if search else "n"]
-    rows = [head]
-    for trial in report["trials"] if search else ():
-        values = [trial["params"][key] for key in keys]
-        values += [trial["metrics"].get(name, "") for name in metrics]
-        rows.append([*map(number, values), trial["state"]])
-    for group in () if search else report["groups"]:
-        cells = [number(value) for value in group["params"].values()]
-        cells += [cell(group, name) for name in metrics]
-        rows.append([*cells, str(len(group["trials"]))])
-    return markdown(rows)
-
-
 def number(value: Any) -> str:
     """One value; no more than four digits of what a search drew."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else "all" if value is None else str(value)
 
 
-def cell(group: dict[str, Any], name: str) -> str:
+def cell(group: Mapping[str, Any], name: str) -> str:
     if name in group["metrics"]:
         spread = group["metrics"][name]
         if spread["min"] == spread["max"]:
@@ -268,7 +375,7 @@ def plain(value: float, digits: int) -> str:
 
 
 def vitcli(*arguments: str) -> str:
-    """What the command prints; its talk goes to this process's stderr."""
+    """What the command prints; its messages go to this process's stderr."""
     program = shlex.split(os.environ.get("VITCLI", "vitcli"))
     return subprocess.run(
         [*program, *arguments], check=True, stdout=subprocess.PIPE, text=True
