@@ -205,6 +205,10 @@ class TrainConfig(Section):
     """Longest time between snapshots, in seconds, checked after each step."""
     tensorboard: bool = False
     """Whether TensorBoard event files are written into the run directory."""
+    wandb: bool = False
+    """Whether an offline run of Weights & Biases is written into the run directory."""
+    mlflow: bool = False
+    """Whether a file store of MLflow is written into the run directory."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

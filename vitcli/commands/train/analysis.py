@@ -23,7 +23,7 @@ from vitcli.commands.train.result import (
     chance_accuracy,
     judge,
 )
-from vitcli.commands.train.snapshots import RunDirectory, event_writer
+from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.commands.train.start import (
     World,
     learning_rate,
@@ -35,6 +35,7 @@ from vitcli.commands.train.start import (
     with_classifier,
     world,
 )
+from vitcli.commands.train.trackers import tracked, trackers
 from vitcli.config.load import ModelRequest, Setting, resized_to
 from vitcli.config.training import (
     IMAGES_RECIPE,
@@ -60,6 +61,8 @@ CHANGEABLE = (
     "train.log_every",
     "train.threads",
     "train.tensorboard",
+    "train.wandb",
+    "train.mlflow",
     "data.workers",
 )
 """Keys that --resume may change: none of them moves a weight."""
@@ -430,14 +433,16 @@ def run(
             trainer.restore(snapshot, history)
         if directory and request.resume and processes.first:
             directory.rewind_metrics(length, step)
-        if config.train.tensorboard and directory and processes.first:
-            trainer.writers.append(event_writer(directory.path / "tensorboard", trainer.step))
         if left := data.train_size % config.train.batch:
             say(
                 f"each epoch leaves out {left:,} of {data.train_size:,} training images, which do "
                 f"not fill a batch of {config.train.batch}; every epoch draws others"
             )
-        outcome = trainer.run()
+        place = directory.path if directory and processes.first else None
+        settings = config.model_dump(mode="python")
+        names = trackers(config.train) if place else []
+        with tracked(names, place or Path(), settings, trainer.history) as trainer.writers:
+            outcome = trainer.run()
         test = None
         if request.test and outcome.validation and isinstance(data, ImagesSource):
             test = test_score(data, trainer.evaluate(data.test_batches, data.test_size))
@@ -448,7 +453,7 @@ def run(
             outcome.audit,
             str(device),
             processes.size,
-            config.model_dump(mode="python"),
+            settings,
             test,
             tuple(FailedImage(path, "unreadable", skipped[path]) for path in sorted(skipped)),
         )
@@ -556,8 +561,8 @@ def check_sizes(
             f"mixup and cutmix pair neighbors, and a micro-batch has {train.batch // parts}",
             "choose --batch so that each has an even number of images",
         )
-    if train.tensorboard and request.out is None:
-        raise VitcliError("train.tensorboard writes into the run directory", "add --out DIR")
+    if (names := trackers(train)) and request.out is None:
+        raise VitcliError(f"train.{names[0]} writes into the run directory", "add --out DIR")
     if data.train_size < train.batch:
         raise VitcliError(
             f"{data.train_size} training images do not fill a batch of {train.batch}",

@@ -18,7 +18,7 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ from vitcli.commands.train.result import HistoryRow
 from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
-from vitcli.errors import VitcliError, install_extra
+from vitcli.errors import VitcliError
 from vitcli.files import as_new, atomic_write, sync, try_lock
 
 Tensors = Mapping[str, Tensor]
@@ -457,37 +457,3 @@ class RunDirectory:
 def plain_tensors(tensors: Tensors) -> dict[str, Tensor]:
     """On the CPU and contiguous, each with storage of its own, as safetensors wants them."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-TAGS = {
-    "loss": "train/loss",
-    "accuracy": "train/accuracy",
-    "lr": "train/lr",
-    "grad_norm": "train/grad_norm",
-    "val_loss": "val/loss",
-    "val_accuracy": "val/accuracy",
-}
-"""Tag of each value of metrics.jsonl."""
-
-
-def event_writer(folder: Path, resumed_at: int) -> Callable[[dict[str, Any]], None]:
-    """Takes lines of metrics; events after step `resumed_at`, of a run that was cut, are purged.
-
-    Raises:
-        VitcliError: tensorboard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise VitcliError(
-            "train.tensorboard needs tensorboard", install_extra("tensorboard")
-        ) from error
-    writer: Any = SummaryWriter(str(folder), purge_step=resumed_at + 1)
-
-    def write(entry: dict[str, Any]) -> None:
-        for key, tag in TAGS.items():
-            if entry.get(key) is not None:
-                writer.add_scalar(tag, entry[key], entry["step"])
-        writer.flush()
-
-    return write
