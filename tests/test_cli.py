@@ -113,3 +113,13 @@ def test_a_full_disk_is_told_as_that_whatever_library_wrote(
     said = capsys.readouterr().err
     assert "No space left on device" in said and "free some space" in said
     assert "fault in vitcli" not in said
+
+
+def test_threads_that_wait_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set before torch is loaded, and only where the user has not."""
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+        if given is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        page("encode")
+        assert os.environ["OMP_WAIT_POLICY"] == expected

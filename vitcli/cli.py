@@ -181,6 +181,9 @@ class Program(TyperGroup):
         return _common(super().get_params(ctx))
 
     def main(self, *arguments: Any, **more: Any) -> Any:
+        # OpenMP reads it once, when torch is loaded. Beside other work, threads that spin while
+        # they wait can make a step a hundred times as slow (experiments/training.py).
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         set_verbosity(0)
         try:
             code = super().main(*arguments, **more | {"standalone_mode": False})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.growth import exponents
 from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
 from vitcli.commands.sweep.space import draw, known_commands
@@ -96,6 +97,37 @@ def test_the_python_example_compares_images(tmp_path: Path) -> None:
         env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert alone.returncode == 1 and alone.stderr == "two images or more can be compared\n"
+
+
+def test_the_check_of_an_accelerator_runs_on_a_processor() -> None:
+    """All but compiling and training, which have tests of their own, on a few tiny images."""
+    words = ["--device", "cpu", "--toy", "--skip", "compile", "--skip", "train"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "gpu-check.py"), *words],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, *rows = done.stdout.splitlines()
+    assert title.startswith("vitcli ") and title.endswith("; cpu")
+    names = ["encode float32", "encode bfloat16", "embed", "profile"]
+    assert [row[:26].strip() for row in rows] == names
+    assert all("s  ok: " in row for row in rows)
+
+
+def test_growth_is_measured_and_its_exponents_are_slopes() -> None:
+    words = ["--rounds", "1", "--sides", "32", "64", "--batches", "1", "2", "--depths", "1"]
+    words += ["--listed", "1000", "2000", "--encoded", "20"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "growth.py"), *words],
+        env=ENVIRONMENT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    sizes = [(row[0], row[1]) for row in rows]
+    assert sizes == [
+        ("tokens", "5"), ("tokens", "17"), ("batch", "1"), ("batch", "2"), ("depth", "1"),
+        ("images listed", "1,000"), ("images listed", "2,000"), ("images encoded", "20"),
+    ]  # fmt: skip
+    assert exponents([(10, 3.0), (100, 300.0), (1000, None)]) == [None, pytest.approx(2.0), None]
 
 
 def test_the_report_writes_tables_and_figures_of_what_was_run(tmp_path: Path) -> None:

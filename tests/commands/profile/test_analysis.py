@@ -12,6 +12,7 @@ from tests.conftest import TINY
 from vitcli.build import build_encoder
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import model_costs
+from vitcli.commands.profile import machine
 from vitcli.commands.profile import session as session_module
 from vitcli.commands.profile.analysis import attend, largest_batches, profile, verdict
 from vitcli.commands.profile.components import OTHER
@@ -151,6 +152,16 @@ def test_other_errors_are_not_taken_for_memory(tiny, monkeypatch):
     monkeypatch.setattr(session_module, "random_images", fails)
     with pytest.raises(RuntimeError, match="shapes"):
         profile(tiny, ProfileSettings(batches=(1,), runs=1))
+
+
+def test_the_yardstick_is_the_fastest_call_of_each_shape(monkeypatch):
+    """A machine that is busy for one trial does not lower the rate."""
+    now = [0.0]
+    monkeypatch.setattr(machine, "timed", lambda call, device: (call(), now[0])[1])
+    yard = machine.Yardstick([(4, 8), (8, 2)], 3, torch.device("cpu"), torch.float32)
+    for now[0] in (4.0, 1.0, 9.0):
+        yard.trial()
+    assert yard.gflops == pytest.approx(2 * 3 * (4 * 8 + 8 * 2) / 2.0 / 1e9)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])

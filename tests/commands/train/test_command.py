@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -174,16 +173,6 @@ def test_as_a_real_process() -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"]["steps"] == 8
     assert "step 8/8: validation" in done.stderr
-
-
-def test_threads_that_wait_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set before torch is loaded, and only where the user has not."""
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-        if given is None:
-            monkeypatch.delenv("OMP_WAIT_POLICY")
-        assert invoke("train-shapes", "--print-config")[0] == 0
-        assert os.environ["OMP_WAIT_POLICY"] == expected
 
 
 def test_help_and_usage_errors_load_no_torch() -> None:

@@ -80,41 +80,54 @@ def gemm_shapes(encoder: VisionEncoder) -> list[tuple[int, int]]:
     ]
 
 
-@torch.inference_mode()
-def gemm_gflops(
-    shapes: Sequence[tuple[int, int]], rows: int, device: torch.device, dtype: torch.dtype
-) -> float:
+class Yardstick:
     """The rate at which this machine multiplies (rows, in) by (in, out), over all shapes.
 
     Shape by shape the fastest call of the fastest kernel counts: torch's own choice, a product
-    without bias, and on a CPU oneDNN's, which torch has beside MKL.
+    without bias, and on a CPU oneDNN's, which torch has beside MKL. Trials are taken in turn with
+    what is measured by it, so that a machine that is busy for a while slows neither alone.
     """
-    kernels: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
-        F.linear,
-        lambda x, weight, bias: x @ weight.T,
-    ]
-    if ONEDNN is not None and device.type == "cpu" and dtype != torch.float64:
-        kernels.append(onednn_linear)
-    operations = seconds = 0.0
-    for width, out in shapes:
-        x, weight = (torch.randn(n, width, device=device, dtype=dtype) for n in (rows, out))
-        bias = torch.zeros(out, device=device, dtype=dtype)
-        operations += 2 * rows * width * out
-        fastest = math.inf
-        for kernel in kernels:
-            with suppress(RuntimeError):  # a kernel that does not take this dtype
-                fastest = min(fastest, _best_time(partial(kernel, x, weight, bias), device))
-        seconds += fastest
-    return operations / seconds / 1e9
 
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.shapes, self.rows, self.device = shapes, rows, device
+        self.best = [math.inf] * len(shapes)
+        kernels: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
+            F.linear,
+            lambda x, weight, bias: x @ weight.T,
+        ]
+        if ONEDNN is not None and device.type == "cpu" and dtype != torch.float64:
+            kernels.append(onednn_linear)
+        widest = max(width for width, _ in shapes)
+        values = torch.randn(rows * widest, device=device, dtype=dtype)  # shared by the shapes
+        self._calls: list[list[Callable[[], Tensor]]] = []
+        for width, out in shapes:
+            x = values[: rows * width].view(rows, width)
+            weight = torch.randn(out, width, device=device, dtype=dtype)
+            bias = torch.zeros(out, device=device, dtype=dtype)
+            calls: list[Callable[[], Tensor]] = []
+            for kernel in kernels:
+                with suppress(RuntimeError):  # a kernel that does not take this dtype
+                    kernel(x, weight, bias)
+                    calls.append(partial(kernel, x, weight, bias))
+            self._calls.append(calls)
 
-def _best_time(step: Callable[[], object], device: torch.device) -> float:
-    """The fastest of 3 to 15 calls, after one that is not counted, within about half a second."""
-    step()
-    times: list[float] = []
-    while len(times) < 3 or (len(times) < 15 and sum(times) < 0.5):
-        times.append(timed(step, device))
-    return min(times)
+    @torch.inference_mode()
+    def trial(self) -> None:
+        """Each kernel of each shape once more."""
+        for index, calls in enumerate(self._calls):
+            seconds = [timed(call, self.device) for call in calls]
+            self.best[index] = min(self.best[index], *seconds)
+
+    @property
+    def gflops(self) -> float:
+        operations = sum(2 * self.rows * width * out for width, out in self.shapes)
+        return operations / sum(self.best) / 1e9
 
 
 def peak_alone(make_step: Callable[..., Callable[[], object]], *arguments: Any) -> int | None:

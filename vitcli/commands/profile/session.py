@@ -13,8 +13,8 @@ from torch import Tensor
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.profile.components import component_table, operator_table, record, write_trace
 from vitcli.commands.profile.machine import (
+    Yardstick,
     available_memory,
-    gemm_gflops,
     gemm_shapes,
     is_out_of_memory,
     least_memory,
@@ -151,14 +151,14 @@ class Session:
             for run in blank
         }
         alive = [key for key, run in runs.items() if run.error is None]
-        times = self._times(len(images), {key: steps[key] for key in alive})
         shapes, rows = gemm_shapes(self.model.encoder), len(images) * self.tokens
-        rates = {
-            dtype: gemm_gflops(shapes, rows, self.model.device, getattr(torch, dtype))
+        yards = {
+            dtype: Yardstick(shapes, rows, self.model.device, getattr(torch, dtype))
             for dtype in dict.fromkeys(dtype for _, dtype in alive)
         }
+        times = self._times(len(images), {key: steps[key] for key in alive}, [*yards.values()])
         for key in alive:
-            run = self._figures(runs[key], times[key], rates[key[1]])
+            run = self._figures(runs[key], times[key], yards[key[1]].gflops)
             runs[key] = self._recorded(run, steps[key])
             if key != alive[0]:
                 ratios = [a / b for a, b in zip(times[alive[0]], times[key], strict=True)]
@@ -196,8 +196,13 @@ class Session:
             self._peaks[run.batch] = max(peak, self._peaks.get(run.batch, 0))
         return replace(run, warmup_s=first, peak_bytes=peak)
 
-    def _times(self, batch: int, steps: dict[Key, Callable[[], object]]) -> dict[Key, list[float]]:
-        """Wall seconds of each way's steps, taken in turn."""
+    def _times(
+        self,
+        batch: int,
+        steps: dict[Key, Callable[[], object]],
+        yards: Sequence[Yardstick],
+    ) -> dict[Key, list[float]]:
+        """Wall seconds of each way's steps, taken in turn with trials of the yardsticks."""
         times: dict[Key, list[float]] = {name: [] for name in steps}
         done, spent = 0, 0.0
         while steps and self._wants_more(done, spent / len(steps)):

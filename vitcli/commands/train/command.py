@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -256,9 +255,6 @@ def prepared(
     from vitcli.ui.console import answer_text
     from vitcli.ui.figures import check_figure_file
 
-    # OpenMP reads it once, when torch is loaded. Threads that spin while they wait make two
-    # threads beside a busy core 40 times as slow as threads that sleep.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     check_figure_file(plot)
     if request.model.weights is None:
         config = request.run_config(schema, recipe)
