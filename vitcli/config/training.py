@@ -145,6 +145,18 @@ class TrainConfig(Section):
     backbone: str | None = None
     """timm:ARCHITECTURE, trained from random weights in place of `encoder`, of which the image size
     remains, for example a CNN; the run directory is then a checkpoint of timm. null: `encoder`."""
+    teacher: str | None = None
+    """Checkpoint of a classifier of the same classes, which the distillation token imitates (DeiT,
+    Touvron et al. 2021): file, directory or hub id, or timm:SOURCE; null: no teacher."""
+    teacher_sha256: str | None = None
+    """SHA-256 of the teacher's tensors, which it must have; null: the run writes it down."""
+    distillation: Literal["hard", "soft"] = "hard"
+    """What is imitated. hard: the teacher's most likely class; soft: its probabilities."""
+    distillation_alpha: float = Field(default=0.5, gt=0, lt=1)
+    """Weight of the teacher in the loss; that of the labels is 1 - alpha. DeiT: 0.5 for hard, 0.1
+    for soft."""
+    distillation_temperature: PositiveFloat = 1.0
+    """Temperature of `distillation: soft`, which divides both sides' logits. DeiT: 3."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of random weights, order of images, drawn images, augmentation and dropout."""
     epochs: Count = 1
@@ -220,6 +232,8 @@ class TrainConfig(Section):
             raise ValueError("backbone, weights: a backbone starts from random weights")
         if self.backbone and (self.freeze != "none" or self.lora.heads):
             raise ValueError("backbone, freeze, lora.heads: a backbone is trained whole")
+        if self.backbone and self.teacher:
+            raise ValueError("backbone, teacher: only `encoder` has a distillation token")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"accumulate, batch: {self.accumulate} does not divide batch {self.batch}"

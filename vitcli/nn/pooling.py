@@ -171,8 +171,13 @@ class DistilledHead(nn.Module):
     def forward(
         self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
     ) -> Tensor | None:
-        y: Tensor = (self.cls(prefix[:, 0]) + self.dist(prefix[:, 1])) / 2
+        on_cls, on_dist = self.both(prefix)
+        y: Tensor = (on_cls + on_dist) / 2
         return y
+
+    def both(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, P.., D), CLS and distillation first -> (2, B, K), the output on each."""
+        return torch.stack([self.cls(tokens[:, 0]), self.dist(tokens[:, 1])])
 
 
 class MergerHead(nn.Module):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ImagesSource, ShapesSource, TrainingData
+from vitcli.commands.train.distillation import load_teacher
 from vitcli.commands.train.inputs import read_inputs, write_inputs
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.result import (
@@ -63,6 +64,7 @@ CHANGEABLE = (
     "train.tensorboard",
     "train.wandb",
     "train.mlflow",
+    "train.teacher",  # whose checksum may not change
     "data.workers",
 )
 """Keys that --resume may change: none of them moves a weight."""
@@ -346,7 +348,10 @@ def for_classes(request: TrainRequest, config: Run, classes: tuple[str, ...]) ->
     Raises:
         VitcliError: a head was asked for that cannot be: a run classifies its classes.
     """
-    possible = {"head": ("linear", "distilled"), "head_out": (len(classes),)}
+    heads = ("distilled",) if config.train.teacher else ("linear", "distilled")
+    possible: dict[str, tuple[Any, ...]] = {"head": heads, "head_out": (len(classes),)}
+    if config.train.teacher:
+        possible["dist_token"] = (True,)
     for setting in request.settings:
         key = setting.path[-1]
         if setting.path[0] == "encoder" and setting.value not in possible.get(
@@ -368,7 +373,7 @@ def with_classes(config: Run, classes: int) -> Run:
     """
     if config.encoder.channels != 3:
         raise VitcliError("training images have 3 channels", "add --set encoder.channels=3")
-    encoder = with_classifier(config.encoder, classes)
+    encoder = with_classifier(config.encoder, classes, distilled=config.train.teacher is not None)
     preprocess = config.preprocess
     if preprocess.output_size != encoder.image_size:
         preprocess = resized_to(preprocess, encoder.image_size)
@@ -393,6 +398,12 @@ def run(
         processes = ending.enter_context(world(device))
         say: Callable[[str], None] = progress.line if processes.first else lambda text: None
         check_sizes(request, config, data, processes)
+        teacher = None
+        if config.train.teacher:
+            teacher = load_teacher(config.train, data.classes, config.preprocess, device)
+            known = config.train.model_copy(update={"teacher_sha256": teacher.sha256})
+            config = config.model_copy(update={"train": known})
+            say(teacher.line(config.train))
         directory = RunDirectory(request.out) if request.out else None
         if directory and processes.first:
             ending.enter_context(directory.held())
@@ -415,7 +426,7 @@ def run(
             with atomic_write(directory.path / "config.json") as file:
                 file.write(json.dumps(told, indent=2).encode())
         encoder = encoder.to(device)
-        set_threads(encoder, config.train.threads)
+        set_threads([encoder, teacher] if teacher else [encoder], config.train.threads)
         trainer = Trainer(
             encoder,
             data,
@@ -424,6 +435,7 @@ def run(
             processes,
             directory,
             audited=config.train.freeze != "none" or bool(config.train.lora.heads),
+            teacher=teacher,
             progress=progress,
         )
         if directory and request.resume:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from vitcli.commands.train.data import (
     seed_device,
     soft_targets,
 )
+from vitcli.commands.train.distillation import Teacher, distillation_loss
 from vitcli.commands.train.inputs import derived_seed
 from vitcli.commands.train.result import (
     AuditRow,
@@ -51,7 +52,8 @@ from vitcli.config.training import TrainConfig
 from vitcli.engines.reference import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state
-from vitcli.nn.encoder import VisionEncoder
+from vitcli.nn.encoder import EncoderOutput, VisionEncoder
+from vitcli.nn.pooling import DistilledHead
 from vitcli.results import QUIET, Progress
 
 VAL_BATCH = 256
@@ -105,14 +107,22 @@ def first_weights_share(decay: float, updates: int) -> float:
 
 
 class Classifier(nn.Module):
-    """The encoder's head output alone, as data-parallel and compiled training want it."""
+    """The encoder's head output alone, as data-parallel and compiled training want it.
 
-    def __init__(self, encoder: VisionEncoder) -> None:
+    `distilled`: (2, B, K), of the classifiers on CLS and on the distillation token.
+    """
+
+    def __init__(self, encoder: VisionEncoder, distilled: bool = False) -> None:
         super().__init__()
         self.encoder = encoder
+        self.distilled = distilled
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.encoder(images).output
+        found: EncoderOutput = self.encoder(images)
+        logits: Tensor | None = found.output
+        if self.distilled:
+            logits = cast(DistilledHead, self.encoder.head).both(found.tokens)
+        assert logits is not None
         return logits
 
 
@@ -123,6 +133,7 @@ class Trainer:
         encoder: on its device; parameters that must not train have `requires_grad` off.
         audited: check, once the adapters' B is not zero any more, that gradients reach the
             trainable parameters and no others.
+        teacher: what the classifier on the distillation token imitates.
     """
 
     def __init__(
@@ -134,6 +145,7 @@ class Trainer:
         world: World,
         directory: RunDirectory | None = None,
         audited: bool = False,
+        teacher: Teacher | None = None,
         progress: Progress = QUIET,
     ) -> None:
         self.encoder = encoder
@@ -143,6 +155,7 @@ class Trainer:
         self.world = world
         self.directory = directory if world.first else None
         self.audited = audited
+        self.teacher = teacher
         self.progress = progress
         self.writers: list[Callable[[dict[str, Any]], None]] = []
         """Called with every line of metrics, in the first process."""
@@ -153,7 +166,7 @@ class Trainer:
         self.trainable = [p for p in encoder.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(encoder, train)
         self.averaged = copy.deepcopy(encoder).requires_grad_(False) if train.ema else None
-        model: nn.Module = Classifier(encoder)
+        model: nn.Module = Classifier(encoder, distilled=teacher is not None)
         if train.compile:
             model = torch.compile(model)  # type: ignore[assignment]
         self.model = world.wrap(model, device)
@@ -366,10 +379,13 @@ class Trainer:
             target = soft_targets(y, len(self.data.classes), train.label_smoothing)
             x, target = mix_batch(x, target, train, derived_seed(train.seed, "mix", self.step))
         with self._autocast():
-            logits = self.model(x)
-            loss = F.cross_entropy(
-                logits.float(), target, label_smoothing=0.0 if soft else train.label_smoothing
-            )
+            logits = self.model(x).float()
+            if self.teacher is not None:
+                loss = distillation_loss(logits, target, self.teacher(x).float(), train)
+                logits = logits.mean(0)
+            else:
+                smoothing = 0.0 if soft else train.label_smoothing
+                loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
         (loss / pieces).backward()
         answers = target.argmax(1) if soft else y
         right = (logits.argmax(1) == answers).sum()

@@ -30,12 +30,22 @@ SMALL = 5_000_000
 """Below this many parameters a second thread waits more than it works."""
 
 
-def with_classifier(config: EncoderConfig, classes: int) -> EncoderConfig:
+def with_classifier(config: EncoderConfig, classes: int, distilled: bool = False) -> EncoderConfig:
     """The config with a classifier of `classes` outputs on its pooled vector.
 
+    Args:
+        distilled: with a second classifier on a distillation token.
+
     Raises:
-        VitcliError: nothing is pooled.
+        VitcliError: nothing is pooled, or there is no CLS token beside the distillation token.
     """
+    if distilled and not config.cls_token:
+        raise VitcliError(
+            "a teacher needs a CLS token beside the distillation token",
+            "add --set encoder.cls_token=true",
+        )
+    if distilled:
+        config = config.model_copy(update={"head": "distilled", "dist_token": True})
     keeps = HEADS[config.head].classifies_tokens
     if not keeps and not POOLINGS[config.pooling].width:
         raise VitcliError("a classifier needs a pooled vector", "add --pool cls, mean or map")
@@ -176,9 +186,9 @@ def copy_weights(
     return kept
 
 
-def set_threads(encoder: VisionEncoder, threads: int | None) -> None:
-    """As configured; else one for a small model on the CPU, where more only wait for each other."""
-    small = sum(p.numel() for p in encoder.parameters()) < SMALL
+def set_threads(models: Sequence[nn.Module], threads: int | None) -> None:
+    """As configured; else one for small models on the CPU, where more only wait for each other."""
+    small = sum(p.numel() for model in models for p in model.parameters()) < SMALL
     if threads or small:
         torch.set_num_threads(threads or 1)
 
