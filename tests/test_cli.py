@@ -20,7 +20,7 @@ NAMES = sorted(GROUP.commands)
 MODEL = (
     *("preset", "config", "weights", "adapter", "which", "prefix", "registers"),
     *("set", "norm", "position", "pool"),
-    *("image_size", "pos_resize", "seed", "device", "dtype", "init"),
+    *("image_size", "pos_resize", "fit", "seed", "device", "dtype", "init"),
 )
 """The options that name a model, then those that change it, then how it runs."""
 

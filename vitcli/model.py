@@ -181,6 +181,11 @@ class Model:
     request: ModelRequest | None = None
     """What it was loaded from."""
 
+    def __post_init__(self) -> None:
+        known = self.known_preprocessing
+        if known and known.fit:
+            _ = known.fit_size  # an error before any image is read
+
     @property
     def preprocessing(self) -> PreprocessConfig:
         """The preprocessing config. Raises VitcliError if it is unknown."""

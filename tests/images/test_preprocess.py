@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
+from vitcli.errors import VitcliError
 from vitcli.images import preprocess as module
 from vitcli.images.decode import ImageError
 from vitcli.images.preprocess import describe, levels, normalize, plan, preprocess
@@ -185,3 +186,78 @@ def test_levels_and_normalize_are_preprocess_in_two_steps(resize_dtype: str) -> 
     pixels = levels(image, config)
     assert pixels.dtype == resize_dtype
     np.testing.assert_array_equal(normalize(pixels, config), preprocess(image, config))
+
+
+RULES = {
+    "squash": config(resize_size=(48, 64), filter="bicubic"),
+    "crop": config(resize="shortest", resize_size=80, crop_size=64),
+    "wide crop": config(resize="shortest", resize_size=(48, 64), crop_size=(48, 64)),
+    "crop of what follows": config(**NONE, crop_size=(64, 48)),
+    "tile": config(resize="tile", resize_size=64, longest_edge=128, filter="lanczos"),
+    "smart at a size": resized_to(config(resize="smart", resize_size=None), (56, 84)),
+}
+MEAN = (0.485, 0.456, 0.406)
+
+
+def by_pillow(image: Image.Image, fit: str, settings: PreprocessConfig, fill: Any) -> Image.Image:
+    assert settings.output_size is not None
+    size, resampling = settings.output_size[::-1], module._FILTERS[settings.filter]
+    if fit == "squash":
+        return image.resize(size, resampling)
+    if fit == "crop":
+        return ImageOps.fit(image, size, resampling)
+    return ImageOps.pad(image, size, resampling, color=fill)
+
+
+@pytest.mark.parametrize("size", [(90, 31), (31, 90), (64, 64), (200, 3), (128, 96), (7, 8)])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("fit", ["crop", "whole", "squash"])
+def test_fit_is_pillows_own_operation(fit: str, rule: str, size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    settings = config(**{**RULES[rule].model_dump(), "fit": fit, "mean": MEAN})
+    expected = by_pillow(image, fit, settings, (124, 116, 104))  # the levels nearest to the mean
+    assert np.array_equal(levels(image, settings), np.asarray(expected))
+    in_float = config(**{**settings.model_dump(), "resize_dtype": "float32"})
+    channels = [
+        np.asarray(by_pillow(channel.convert("F"), fit, settings, 255 * mean)) / 255
+        for channel, mean in zip(image.split(), MEAN, strict=True)
+    ]
+    np.testing.assert_allclose(levels(image, in_float), channels, rtol=0, atol=1e-6)
+
+
+def test_what_fits_without_a_margin_is_zero_around() -> None:
+    """The margin of `fit: whole` is what normalization makes nothing of, up to half a level."""
+    settings = config(resize_size=64, fit="whole", mean=MEAN, std=(1, 1, 1))
+    pixels = preprocess(Image.new("RGB", (64, 16), "white"), settings)
+    assert abs(pixels[:, :24]).max() <= 0.5 / 255 + 1e-6
+    assert (pixels[:, 24:40] > 0.4).all()
+    exact = config(**{**settings.model_dump(), "resize_dtype": "float32"})
+    assert abs(preprocess(Image.new("RGB", (64, 16), "white"), exact)[:, 40:]).max() < 1e-6
+
+
+@pytest.mark.parametrize("resize", ["none", "smart", "patches", "bounded", "within", "shortest"])
+def test_fit_is_refused_where_the_image_decides_the_size(resize: str) -> None:
+    shortest = resize == "shortest"
+    settings = config(resize=resize, resize_size=224 if shortest else None, fit="crop")
+    with pytest.raises(VitcliError, match=f"keeps each image's own.*resize: {resize}"):
+        plan(settings, 10, 10)
+    assert plan(resized_to(settings, (32, 48)), 10, 10).output == (32, 48)
+
+
+@pytest.mark.parametrize(
+    ("fit", "text", "box"),
+    [
+        ("crop", "fit crop: x 80 to 560, y 0 to 480 resized to 224x224 (bicubic)", (80, 0)),
+        ("whole", "fit whole: resized to 224x168 (bicubic) in the middle of 224x224", (0, -80)),
+        ("squash", "fit squash: resized to 224x224 (bicubic)", (0, 0)),
+    ],
+)
+def test_fit_is_described_and_the_map_lies_on_what_was_read(
+    fit: str, text: str, box: tuple[int, int]
+) -> None:
+    settings = config(**{**CENTER.model_dump(), "fit": fit})
+    assert describe(settings, 640, 480).startswith(f"{text}; mean 0.5")
+    left, top, right, bottom = module.grid_box(settings, (480, 640), (16, 16), 14)
+    assert (left, top) == pytest.approx(box)
+    assert (right, bottom) == pytest.approx((640 - box[0], 480 - box[1]))

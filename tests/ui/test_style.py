@@ -138,7 +138,7 @@ def test_width_and_dpi_give_the_pixels(
 
     drawing = sample()
     assert drawing.get_size_inches()[0] == PAGE  # type: ignore[attr-defined]
-    draw(drawing, Plot(plot=tmp_path / "x.png", dpi=dpi, width=width))
+    draw(sample, Plot(plot=tmp_path / "x.png", dpi=dpi, width=width))
     with Image.open(tmp_path / "x.png") as image:
         assert image.width == pixels
 

@@ -196,7 +196,7 @@ def load_config(
     """The config of a preset, a YAML file and settings, in this order; the later wins.
 
     `start` is what there is before them if no preset is named. A changed `encoder.image_size`
-    takes the preprocessing along, unless that is given too.
+    takes the preprocessing along, unless more of that than its `fit` is given too.
 
     Raises:
         VitcliError: unknown keys, wrong types or impossible combinations, with file and line.
@@ -226,7 +226,8 @@ def load_config(
         layers.set(setting)
     config = validate(schema, layers)
     changed = {path[:2] for path, source in layers.sources.items() if given.get(path) != source}
-    if ("encoder", "image_size") in changed and all(path[0] != "preprocess" for path in changed):
+    sized = any(path[0] == "preprocess" and path[1:] != ("fit",) for path in changed)
+    if ("encoder", "image_size") in changed and not sized:
         return for_input_size(config, config.encoder.image_size)
     return config
 

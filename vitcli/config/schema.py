@@ -21,6 +21,7 @@ from pydantic import (
 from vitcli.config import variants
 from vitcli.config.variants import one_of
 from vitcli.config.yaml import Count, Floats, Ints, Names, Rate, Size, Triple, Width
+from vitcli.errors import VitcliError
 
 # The words of the variants that come with the package; the fields know those added to the tables.
 PositionKind: Any = Literal[*variants.POSITIONS]
@@ -48,6 +49,7 @@ TableResize = Literal[
 RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
 ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile", "bounded", "within"]
+FitKind = Literal["crop", "whole", "squash"]
 FOLLOWS_IMAGE = ("none", "smart", "patches", "bounded", "within")
 """Rules whose result has no size of its own."""
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -361,6 +363,11 @@ class PreprocessConfig(Section):
     """Shortest side of the image with `resize: bounded`, in pixels."""
     split: bool = True
     """Whether `resize: tile` splits the image into tiles."""
+    fit: FitKind | None = None
+    """What becomes of an image of another aspect ratio than the encoder's input, in place of
+    `resize`. crop: its largest centered part of that ratio is resized; whole: all of it is resized
+    at its own ratio, with `mean` as the color around; squash: all of it is resized at another
+    ratio; null: as `resize` and `crop_size` say. `filter` and `resize_dtype` are kept."""
     mean: Triple = (0.5, 0.5, 0.5)
     """Subtracted from red, green, blue, which are 0 to 1."""
     std: Triple = (0.5, 0.5, 0.5)
@@ -370,6 +377,21 @@ class PreprocessConfig(Section):
     def output_size(self) -> tuple[int, int] | None:
         """(height, width) of what the encoder reads; None where it follows the image."""
         return self.crop_size or (self.resize_size if self.resize in ("squash", "tile") else None)
+
+    @property
+    def fit_size(self) -> tuple[int, int]:
+        """(height, width) of what `fit` gives.
+
+        Raises:
+            VitcliError: a resize rule whose result has the image's own aspect ratio.
+        """
+        if self.output_size is None:
+            raise VitcliError(
+                f"preprocess.fit {self.fit}: this encoder keeps each image's own aspect ratio "
+                f"(got resize: {self.resize}, expected an input of one size)",
+                "add --image-size 224",
+            )
+        return self.output_size
 
     @classmethod
     def for_output(cls, size: tuple[int, int]) -> Self:
@@ -403,6 +425,9 @@ def pixel_keys(config: PreprocessConfig) -> list[str]:
     }[config.resize]
     how = [] if config.resize == "none" else ["filter", "resize_dtype"]
     rounding = ["crop_rounding"] if config.crop_size else []
+    if config.fit:
+        size = "crop_size" if config.crop_size else "resize_size"
+        return [size, "filter", "resize_dtype", "mean", "std"]
     return ["resize", *keys, *how, "crop_size", *rounding, "mean", "std"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ _MAX_RESIZED_PIXELS = 2**26
 """Above this a resized image is not made whole: only what the crop keeps of it is."""
 
 
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) in pixels of a picture."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What happens to one image, in pixels; all pairs are (height, width) or (top, left)."""
@@ -41,9 +46,11 @@ class Plan:
     crop: tuple[int, int] | None
     """Size of the center crop, or None where there is none."""
     offset: tuple[int, int]
-    """Where the crop begins in the resized image; negative where black is padded before it."""
+    """Where the crop begins in the resized image; negative where a margin is before it."""
     before: tuple[tuple[int, int], ...] = ()
     """Sizes that the image is resized to first, one after another."""
+    part: Box | None = None
+    """What of the source is resized; None is all of it."""
 
     @property
     def output(self) -> tuple[int, int]:
@@ -59,8 +66,11 @@ class Plan:
 def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> Plan:
     """The sizes that `preprocess` goes through for an image of this width and height.
 
-    Raises ImageError (`unsupported`) where the resize rule refuses such an aspect ratio.
+    Raises ImageError (`unsupported`) where the resize rule refuses such an aspect ratio, and
+    VitcliError for a `fit` without a size.
     """
+    if config.fit:
+        return _fitted(config.fit, config.fit_size, height, width)
     resized = _resized_size(config, height, width, label or f"{width}x{height} px")
     crop = config.crop_size
     before = _tile_steps(config, height, width) if config.resize == "tile" else ()
@@ -113,9 +123,14 @@ def levels(
     resampling = _FILTERS[config.filter]
     try:
         if config.resize_dtype == "uint8":
-            return np.asarray(_transform(image, steps, resampling))
+            around = tuple(min(max(round(255 * value), 0), 255) for value in config.mean)
+            fill: Any = around if config.fit else 0
+            return np.asarray(_transform(image, steps, resampling, fill))
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
-        channels = (_transform(c.convert("F"), steps, resampling) for c in image.split())
+        channels = (
+            _transform(c.convert("F"), steps, resampling, 255 * value if config.fit else 0)
+            for c, value in zip(image.split(), config.mean, strict=True)
+        )
         unit = np.stack([np.asarray(channel) for channel in channels]) / 255
         return np.asarray(unit, dtype=np.float32)
     except MemoryError as error:
@@ -137,17 +152,23 @@ def normalize(
     return result
 
 
-def _transform(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
-    """Resize and crop one image, RGB or one float channel."""
+def _transform(
+    image: Image.Image, steps: Plan, resampling: Image.Resampling, fill: Any
+) -> Image.Image:
+    """Resize and crop one image, RGB or one float channel; `fill` is the color of a margin."""
     (height, width), (top, left), (h, w) = steps.resized, steps.offset, steps.output
     if height * width > _MAX_RESIZED_PIXELS:
         return _transform_part(image, steps, resampling)
     for step in steps.before:
         image = image.resize(step[::-1], resampling)
-    if steps.resized != (image.height, image.width):
-        image = image.resize((width, height), resampling)
+    if steps.part or steps.resized != (image.height, image.width):
+        image = image.resize((width, height), resampling, box=steps.part)
     if steps.crop is None:
         return image
+    if fill and steps.padded:
+        canvas = Image.new(image.mode, (w, h), fill)
+        canvas.paste(image, (-left, -top))
+        return canvas
     return image.crop((left, top, left + w, top + h))  # Pillow pads with black outside
 
 
@@ -161,6 +182,25 @@ def _transform_part(image: Image.Image, steps: Plan, resampling: Image.Resamplin
         (x1 - x0, y1 - y0), resampling, box=(x0 * across, y0 * down, x1 * across, y1 * down)
     )
     return part.crop((left - x0, top - y0, left - x0 + w, top - y0 + h))
+
+
+def _fitted(fit: str, size: tuple[int, int], height: int, width: int) -> Plan:
+    """An image in (height, width) `size`, as Pillow's ImageOps.fit, ImageOps.pad or resize."""
+    h, w = size
+    source, ratio = (height, width), w / h
+    if fit == "squash" or width * h == height * w:
+        return Plan(source, size, None, (0, 0))
+    if fit == "crop":
+        wide = width / height >= ratio
+        across, down = (ratio * height, height) if wide else (width, width / ratio)
+        left, top = (width - across) / 2, (height - down) / 2
+        return Plan(source, size, None, (0, 0), part=(left, top, left + across, top + down))
+    if width / height > ratio:
+        resized = max(round(height / width * w), 1), w
+    else:
+        resized = h, max(round(width / height * h), 1)
+    margin = (round((h - resized[0]) / 2), round((w - resized[1]) / 2))
+    return Plan(source, resized, size, (-margin[0], -margin[1]))
 
 
 def _resized_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
@@ -278,6 +318,8 @@ def _offset(margin: int, rounding: str) -> int:
 def describe(config: PreprocessConfig, width: int, height: int) -> str:
     """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
     steps = plan(config, width, height)
+    if config.fit:
+        return "; ".join([_describe_fit(config, steps), _describe_scale(config)])
     resize = {
         "none": "not resized",
         "squash": f"squashed to {_wxh(steps.resized)}",
@@ -300,8 +342,26 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         top, left = steps.offset
         black = ", black around" * steps.padded
         facts.append(f"center {_wxh(steps.crop)} at x {left}, y {top}{black}")
+    return "; ".join([*facts, _describe_scale(config)])
+
+
+def _describe_fit(config: PreprocessConfig, steps: Plan) -> str:
+    how = f"({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
+    if steps.part:
+        left, top, right, bottom = (f"{side:.6g}" for side in steps.part)
+        return (
+            f"fit crop: x {left} to {right}, y {top} to {bottom} resized to "
+            f"{_wxh(steps.output)} {how}"
+        )
+    if steps.padded:
+        sizes = f"{_wxh(steps.resized)} {how} in the middle of {_wxh(steps.output)}"
+        return f"fit whole: resized to {sizes}"
+    return f"fit {config.fit}: resized to {_wxh(steps.output)} {how}"
+
+
+def _describe_scale(config: PreprocessConfig) -> str:
     mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
-    return "; ".join([*facts, f"mean {mean}, std {std}"])
+    return f"mean {mean}, std {std}"
 
 
 def _shortest_target(config: PreprocessConfig) -> str:
@@ -311,10 +371,6 @@ def _shortest_target(config: PreprocessConfig) -> str:
 
 def _wxh(size: tuple[int, int]) -> str:
     return f"{size[1]}x{size[0]}"
-
-
-Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels of a picture."""
 
 
 @dataclass(frozen=True)
@@ -362,12 +418,13 @@ def grid_box(
     """
     steps = plan(preprocess, height=size[0], width=size[1])
     (top, left), (height, width) = steps.offset, steps.resized
-    down, across = size[0] / height, size[1] / width
+    x0, y0, x1, y1 = steps.part or (0.0, 0.0, size[1], size[0])
+    down, across = (y1 - y0) / height, (x1 - x0) / width
     return (
-        left * across,
-        top * down,
-        (left + grid[1] * patch_size) * across,
-        (top + grid[0] * patch_size) * down,
+        x0 + left * across,
+        y0 + top * down,
+        x0 + (left + grid[1] * patch_size) * across,
+        y0 + (top + grid[0] * patch_size) * down,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # a help or a usage error imports neither
 
     from vitcli.images.preprocess import Box
 
+NARROW = 5.0
+"""Inches below which panels are below each other."""
 COLUMN, PAGE = 3.3, 6.75
 """Inches across: one column, and both columns of a two-column page."""
 POINTS = 8
@@ -78,11 +81,38 @@ def styled(draw: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
     return figure
 
 
-def new_figure(height: float, width: float = PAGE) -> Any:
-    """A `matplotlib.figure.Figure` of these inches, its layout constrained so nothing is cut."""
+_widths: list[float] = []
+"""Inches that `--width` asks for, while a figure is drawn."""
+
+
+def across(width: float = PAGE) -> float:
+    """Inches across of the figure being drawn: what `--width` asks for, by default `width`."""
+    return _widths[-1] if _widths else width
+
+
+def abreast(count: int) -> int:
+    """How many of `count` panels stand side by side: one where a figure is narrow."""
+    return count if across() >= NARROW else 1
+
+
+def new_figure(height: float, width: float = PAGE, panels: int = 1) -> Any:
+    """A `matplotlib.figure.Figure` of these inches, its layout constrained so nothing is cut.
+
+    A wider one than `width` is higher in proportion, and so is a narrow one whose `panels`, side
+    by side in a wide one, are below each other.
+    """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    height *= max(1.0, across(width) / width) * (panels / abreast(panels)) ** 0.9
+    return Figure(figsize=(across(width), height), layout="constrained")
+
+
+def side_by_side(part: Any, count: int, **how: Any) -> list[Any]:
+    """`count` axes of a figure or a part of it, below each other where it is narrow."""
+    if abreast(count) == 1:
+        how.pop("gridspec_kw", None)
+    columns = abreast(count)
+    return list(part.subplots(count // columns, columns, squeeze=False, **how).flat)
 
 
 def series(index: int, marker: bool = True) -> dict[str, Any]:
@@ -229,24 +259,41 @@ def count_along_x(axes: Any) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def save_figure(drawing: Any, path: Path, dpi: int = DPI, width: float | None = None) -> None:
-    """Write a `matplotlib.figure.Figure` to `path`, `width` inches wide in its own proportions."""
+def wrap_titles(drawing: Any) -> None:
+    """No title of a panel is wider than the panel's share of the figure."""
+    drawing.draw_without_rendering()
+    for axes in drawing.axes:
+        place = axes.get_subplotspec()
+        title, text = axes.title, axes.get_title()
+        if place is None or not text:
+            continue
+        cell = place.get_position(axes.figure).width * axes.figure.bbox.width
+        rows = text.split("\n")
+        letters = max(map(len, rows)) * 0.98 * cell / title.get_window_extent().width
+        if letters < max(map(len, rows)):
+            title.set_text("\n".join(textwrap.fill(row, max(8, int(letters))) for row in rows))
+
+
+def save_figure(drawing: Any, path: Path, dpi: int = DPI) -> None:
+    """Write a `matplotlib.figure.Figure` to `path`."""
     import matplotlib
 
-    if width is not None:
-        across, down = drawing.get_size_inches()
-        drawing.set_size_inches(width, down * width / across)
     with atomic_write(path) as file, warnings.catch_warnings(), matplotlib.rc_context(RC):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a box takes its place
         plain_text(drawing)
+        wrap_titles(drawing)
         drawing.savefig(file, format=path.suffix.lower()[1:], dpi=dpi)
 
 
-def draw(drawing: Any, plot: Plot | Path, what: str = "") -> None:
-    """Write a figure, and report it."""
+def draw(make: Callable[[], Any], plot: Plot | Path, what: str = "") -> None:
+    """Make a figure of the width asked for, write it, and report it."""
     asked = plot if isinstance(plot, Plot) else Plot(plot=plot)
     assert asked.plot is not None
-    save_figure(drawing, asked.plot, asked.dpi, asked.inches)
+    _widths.extend(() if asked.inches is None else (asked.inches,))
+    try:
+        save_figure(make(), asked.plot, asked.dpi)
+    finally:
+        _widths.clear()
     note(f"drew {what} in {asked.plot}" if what else f"drew {asked.plot}")
 
 
@@ -272,7 +319,7 @@ def finish(
     for failure in failed:
         warn(failure.error)
     if plot and not empty:
-        draw(result.figure(), plot)
+        draw(result.figure, plot)
     if form != "table" or not empty:
         show(result, form, **how)
     if failed or wrong:

@@ -25,7 +25,7 @@ from vitcli.config.load import (
     parse_setting,
     preset_names,
 )
-from vitcli.config.schema import NormPlacement, PoolingKind, PositionKind
+from vitcli.config.schema import FitKind, NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
@@ -110,6 +110,7 @@ COMPLETIONS: dict[str, Callable[[str], Any]] = {
     "--norm": complete(get_args(NormPlacement)),
     "--position": complete(get_args(PositionKind)),
     "--pool": complete(get_args(PoolingKind)),
+    "--fit": complete(get_args(FitKind)),
     "--device": complete(("auto", "cpu", "cuda", "mps")),
     "--dtype": complete(("float32", "bfloat16", "float16", "float64")),
 }
@@ -155,6 +156,16 @@ class SharedModelOptions:
             help="How to interpolate trained position embeddings (encoder.position_table.resize).",
         ),
     ] = None
+    fit: Annotated[
+        str | None,
+        model_option(
+            "--fit",
+            metavar=choices(FitKind),
+            help="Images of another aspect ratio than the input: the largest centered part, all of "
+            "it with a margin, or all of it at another ratio (preprocess.fit).",
+            show_default="as the model's own processor",
+        ),
+    ] = None
     seed: Annotated[int, model_option("--seed", help="Seed of random weights.")] = 0
     device: Annotated[
         str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Device to run on.")
@@ -167,13 +178,14 @@ class SharedModelOptions:
     def shared_settings(self) -> tuple[Setting, ...]:
         """`--set` in the order given, after the shorthands, so that the exact key wins."""
         short = {
-            "norm_placement": ("--norm", self.norm),
-            "position": ("--position", self.position),
-            "pooling": ("--pool", self.pool),
-            "position_table.resize": ("--pos-resize", self.pos_resize),
+            "encoder.norm_placement": ("--norm", self.norm),
+            "encoder.position": ("--position", self.position),
+            "encoder.pooling": ("--pool", self.pool),
+            "encoder.position_table.resize": ("--pos-resize", self.pos_resize),
+            "preprocess.fit": ("--fit", self.fit),
         }
         named = [
-            Setting(("encoder", *key.split(".")), value, f"{option} {value}")
+            Setting(tuple(key.split(".")), value, f"{option} {value}")
             for key, (option, value) in short.items()
             if value is not None
         ]

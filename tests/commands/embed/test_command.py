@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -191,3 +192,18 @@ def test_names_that_are_no_text_go_through_the_command_line(photos: Path, tmp_pa
     command = [sys.executable, "-m", "vitcli", "embed", name, "--out", tmp_path / "o", *SMALL]
     done = subprocess.run([*command, "--json"], capture_output=True, check=True)
     assert json.loads(done.stdout)["ok"] == 1
+
+
+def test_fit_is_part_of_the_job(photos: Path, tmp_path: Path) -> None:
+    """Vectors of one fit are not continued with another, and a query is fitted as they were."""
+    out = tmp_path / "out"
+    (photos / "05.png").unlink()
+    run(photos, "--out", out, *SMALL, "--fit", "whole")
+    manifest = json.loads((out / "_manifest.json").read_text())
+    assert manifest["settings"]["preprocess"]["fit"] == "whole"
+    again = run(photos, "--out", out, *SMALL, "--fit", "crop", code=2)
+    assert "preprocess.fit whole -> crop" in again.stderr
+    other = shutil.copy(photos / "07.png", tmp_path / "other.png")
+    found = runner.invoke(app, ["neighbors", str(out), str(other), "--json"])
+    best = json.loads(found.stdout)["neighbours"][0]
+    assert best["path"] == "07.png" and best["cosine"] == pytest.approx(1, abs=1e-5)

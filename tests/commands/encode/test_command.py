@@ -521,3 +521,38 @@ def test_options_of_the_job_name_the_command_that_has_them(option: tuple[str, ..
     assert "  try: vitcli embed PATH --out DIR" in done.stderr
     other = runner.invoke(app, ["encode", "photos", "--nothing"])
     assert "embed" not in other.stderr
+
+
+BOX = ("--set", "preprocess.filter=box", "--set", "preprocess.resize_size=32")
+
+
+def test_fit_decides_what_the_encoder_reads(photo: Path, tmp_path: Path) -> None:
+    """A 60x40 picture: the text says what became of it, and the vectors are those of that."""
+    vectors = []
+    for fit, said in (
+        ("crop", "fit crop: x 10 to 50, y 0 to 40 resized to 32x32"),
+        ("whole", "fit whole: resized to 32x21 (bilinear) in the middle of 32x32"),
+        ("squash", "fit squash: resized to 32x32"),
+    ):
+        out = tmp_path / f"{fit}.npy"
+        more = ("--out", out, "--plot", tmp_path / f"{fit}.svg")
+        assert said in run(photo, "--fit", fit, *more).stdout
+        assert "60x40 px" in (tmp_path / f"{fit}.svg").read_text()
+        vectors.append(np.load(out))
+    image = Image.open(photo)
+    square = tmp_path / "square.png"
+    image.resize((32, 32), Image.Resampling.BOX, box=(10, 0, 50, 40)).save(square)
+    run(photo, "--fit", "crop", *BOX, "--out", tmp_path / "a.npy")
+    run(square, "--out", tmp_path / "b.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+    run(photo, "--out", tmp_path / "default.npy")  # this preset squashes by itself
+    np.testing.assert_array_equal(np.load(tmp_path / "default.npy"), vectors[2])
+    assert abs(vectors[0] - vectors[1]).max() > 0.01
+
+
+def test_fit_is_refused_in_words(photo: Path) -> None:
+    follows = ("--set", "preprocess.resize=none", "--set", "preprocess.resize_size=null")
+    refused = run(photo, *follows, "--fit", "crop", code=2).stderr
+    assert "keeps each image's own aspect ratio" in refused and "add --image-size 224" in refused
+    run(photo, *follows, "--fit", "crop", "--image-size", "32")
+    assert "did you mean squash?" in run(photo, "--fit", "squish", code=2).stderr

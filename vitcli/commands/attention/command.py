@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -159,15 +160,13 @@ def attn_entropy(
     for failure in result.failed:
         warn(failure.error)
     if plot and result.models:
-        from vitcli.commands.attention.view import figure
-
-        draw(figure(result), plot)
+        draw(result.figure, plot)
     if overlay and result.models:
         from vitcli.commands.attention.view import overlay_figure
         from vitcli.ui.console import plural
 
         what = f"{plural(len(maps.sheets), 'sheet')} of maps"
-        drawing = overlay_figure(maps.sheets, maps.pictures, scale or "shared")
+        drawing = partial(overlay_figure, maps.sheets, maps.pictures, scale or "shared")
         draw(drawing, plot.at(overlay), what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets of maps are left out (too many for one figure)")

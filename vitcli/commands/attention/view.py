@@ -21,6 +21,8 @@ from vitcli.images.preprocess import Box, MapSheet
 from vitcli.ui.console import table
 from vitcli.ui.figures import (
     PAGE,
+    abreast,
+    across,
     bare,
     caption,
     count_along_x,
@@ -30,6 +32,7 @@ from vitcli.ui.figures import (
     outline,
     series,
     shrunk,
+    side_by_side,
     styled,
 )
 
@@ -168,9 +171,9 @@ def figure(result: AttentionResult) -> Any:
     models = result.models
     columns = min(3, len(models))
     rows = -(-len(models) // columns)
-    drawing = new_figure(2.7 + 1.7 * rows)
-    top, bottom = drawing.subfigures(2, 1, height_ratios=[2.7, 1.7 * rows])
-    entropy, distance, outliers = top.subplots(1, 3)
+    drawing = new_figure(2.7 + 1.7 * rows, panels=3)
+    top, bottom = drawing.subfigures(2, 1, height_ratios=[2.7 * 3 / abreast(3), 1.7 * rows])
+    entropy, distance, outliers = side_by_side(top, 3)
     for place, model in enumerate(models):
         x = [layer.layer for layer in model.layers]
         y = np.array([layer.entropy_normalised for layer in model.layers])
@@ -195,7 +198,7 @@ def figure(result: AttentionResult) -> Any:
     for axes, least in ((distance, 0.0), (outliers, 1.0)):
         peak = max(float(np.max(line.get_ydata())) for line in axes.lines)
         axes.set_ylim(0, 1.1 * max(peak, least))
-    top.legend(loc="outside upper center", ncols=2 if len(models) > 1 else 1)
+    top.legend(loc="outside upper center", ncols=abreast(min(2, len(models))))
     panels = bottom.subplots(rows, columns, squeeze=False).flatten()
     for axes in panels[len(models) :]:
         axes.set_axis_off()
@@ -248,14 +251,14 @@ def overlay_figure(
 
     most = 1 + max(len(sheet.panels) for sheet in sheets)
     columns = math.ceil(most / math.ceil(most / MOST_COLUMNS))  # rows of equal length
-    panel = PAGE / columns
+    panel = across() / columns
     heights = []
     for sheet in sheets:
         rows = math.ceil((len(sheet.panels) + 1) / columns)
         crop = cropped(pictures[sheet.image], sheet.box)
         heights.append(rows * (min(crop.height / crop.width, 2.0) * panel * 0.95 + 0.2) + 0.3)
     heights[-1] += 0.55  # for the color bar, or the caption
-    drawing = new_figure(sum(heights))
+    drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
     parts = drawing.subfigures(len(sheets), 1, height_ratios=heights, squeeze=False)[:, 0]
     every = np.concatenate([np.ravel(p.values) for sheet in sheets for p in sheet.panels])
     top = max(LEAST_TOP, float(np.quantile(every, SHOWN_QUANTILE)))

@@ -24,6 +24,7 @@ from vitcli.ui.options import (
     EveryOption,
     Output,
     SharedModelOptions,
+    Without,
     grouped,
     load_all,
     model_option,
@@ -167,7 +168,7 @@ def verify(
         str | None,
         model_option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
     ] = None,
-    model: SharedModelOptions,
+    model: Annotated[SharedModelOptions, Without(("fit",))],  # the library's own decides
     every: EveryOption = 1,
     plot: Plot,
     output: Output,

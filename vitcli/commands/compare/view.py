@@ -20,6 +20,7 @@ from vitcli.ui.figures import (
     ended,
     new_figure,
     series,
+    side_by_side,
     styled,
 )
 
@@ -105,8 +106,9 @@ def figure(result: CompareResult) -> Any:
         for row in result.differences
         if row.layer in cka.layers_a and row.max_abs == row.max_abs
     ]
-    drawing = new_figure(3.3, PAGE if rows else COLUMN + 0.6)
-    panels = drawing.subplots(1, 2 if rows else 1, squeeze=False)[0]
+    count = 2 if rows else 1
+    drawing = new_figure(3.3, PAGE if rows else COLUMN + 0.6, panels=count)
+    panels = side_by_side(drawing, count)
     heat = panels[0]
     image = heat.imshow(
         np.array(cka.values, dtype=float), origin="lower", vmin=0, vmax=1, cmap="viridis"

@@ -13,7 +13,7 @@ from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.ui.console import duration, note, plural, progress, show, status, stream, table
+from vitcli.ui.console import duration, note, plural, progress, short, show, status, stream, table
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -231,7 +231,7 @@ def tables(result: FolderResult) -> Iterator[Any]:
     """What was encoded with what, and the failures by kind."""
     model = result.model
     yield (
-        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, weights: "
+        f"[bold]{escape(model.name)}[/]  {short(model.parameters)} parameters, weights: "
         f"{escape(model.weights)}; {result.engine} engine, {model.dtype} on {model.device}; "
         f"{result.kind} vectors of {result.width}"
     )

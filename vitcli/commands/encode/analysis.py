@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import PurePath
 
 import numpy as np
@@ -86,6 +87,16 @@ def encode(
         not_finite_from=names[hole] if hole < len(names) else None,
     )
     return result, {kind: _stack(kind, arrays) for kind, arrays in vectors.items()}
+
+
+def seen(model: Model, images: Pictures, background: Color, most: int = 8) -> list[np.ndarray]:
+    """What the encoder reads of the first images that can be read: (height, width, 3) in [0, 1]."""
+    mean, std = (torch.tensor(v) for v in (model.preprocessing.mean, model.preprocessing.std))
+    prepared = (item for batch in image_batches(model, images, background, []) for item in batch)
+    return [
+        (item.pixels.movedim(0, -1) * std + mean).clamp(0, 1).numpy()
+        for item in islice(prepared, most)
+    ]
 
 
 ENDS = ("pooled vector", "head output")

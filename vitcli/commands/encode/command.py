@@ -166,13 +166,17 @@ def encode(
         from vitcli.commands.encode.view import map_figure
 
         what = f"the features of {plural(len(features.pictures), 'image')}"
-        draw(map_figure(features.sheets(), features.pictures), plot.at(map_file), what)
+        draw(lambda: map_figure(features.sheets(), features.pictures), plot.at(map_file), what)
         if features.left_out:
             note(f"{features.left_out} more images are not drawn (too many for one figure)")
+    if plot and result.images:
+        from vitcli.commands.encode.view import figure
+
+        seen = analysis.seen(loaded, images or [], color)
+        draw(lambda: figure(result, seen), plot)
     finish(
         result,
         output.form,
-        plot,
         failed=result.failed,
         wrong=hole is not None,
         empty=not result.images,

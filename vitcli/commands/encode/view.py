@@ -12,11 +12,12 @@ from rich.table import Table
 
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.images.preprocess import FeatureSheet
-from vitcli.ui.console import table
+from vitcli.ui.console import short, table
 from vitcli.ui.figures import (
     PAGE,
+    abreast,
+    across,
     bare,
-    count_along_x,
     covered,
     ended,
     lay,
@@ -25,11 +26,12 @@ from vitcli.ui.figures import (
     scaled,
     series,
     shrunk,
+    side_by_side,
     styled,
 )
 
 MOST_NAMED = 8
-"""Images that the figure's legend names."""
+"""Images that the figure shows and its legend names."""
 
 
 def shape(sizes: tuple[int, ...]) -> str:
@@ -45,7 +47,7 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
     heads = f", {model.heads} heads" if model.heads else ""
     yield f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}"
     yield (
-        f"{model.parameters / 1e6:.1f}M parameters ({model.parameters:,}), {depth}, "
+        f"{short(model.parameters)} parameters ({model.parameters:,}), {depth}, "
         f"{model.hidden} hidden{heads}; {result.engine} engine, {model.dtype} on {model.device}"
     )
     for image in result.images:
@@ -89,10 +91,23 @@ def thinned(layers: tuple[LayerNorms, ...], every: int) -> list[LayerNorms]:
 
 
 @styled
-def figure(result: EncodeResult) -> Any:
-    """Norms and CLS cosine against depth, a line per image."""
-    drawing = new_figure(2.7)
-    panels = drawing.subplots(1, 3)
+def figure(result: EncodeResult, seen: Sequence[Any] = ()) -> Any:
+    """Norms and CLS cosine against depth, a line per image; `seen` is what the encoder read of
+    the first images, (height, width, 3) in [0, 1]."""
+    drawing = new_figure(2.7 + 1.7 * bool(len(seen)), panels=3)
+    below = drawing
+    if len(seen):
+        ratios = (1.7, 2.7 * 3 / abreast(3))
+        above, below = drawing.subfigures(2, 1, height_ratios=ratios)
+        for axes, image, pixels in zip(
+            above.subplots(1, len(seen), squeeze=False)[0], result.images, seen, strict=False
+        ):
+            axes.imshow(pixels)
+            height, width = pixels.shape[:2]
+            name = ended(Path(image.path).name, 84 // len(seen))
+            facts = f"{image.width}x{image.height} px\nread as {width}x{height}"
+            bare(axes, f"{name}\n{facts}")
+    panels = side_by_side(below, 3)
     fields = {
         "L2 norm of CLS": "cls_norm",
         "mean L2 norm of a patch": "patch_norm_mean",
@@ -109,8 +124,8 @@ def figure(result: EncodeResult) -> Any:
                 name = ended(Path(image.path).name)
                 axes.plot(*zip(*points, strict=True), label=name, **series(place))
         axes.set_ylabel(title)
-        axes.set_xlabel("layer (0: input of the first block)")
-        count_along_x(axes)
+        axes.set_xlabel("block")
+        name_layers(axes, result.images)
         axes.grid()
         if not axes.lines:
             axes.text(0.5, 0.5, "no CLS token", ha="center", transform=axes.transAxes)
@@ -119,7 +134,9 @@ def figure(result: EncodeResult) -> Any:
         lines = panels[1].lines
         names = [line.get_label() for line in lines]
         columns = min(images, 2)
-        drawing.legend(lines, names, loc="outside lower center", ncols=columns, frameon=False)
+        below.legend(
+            lines, names, loc="outside lower center", ncols=abreast(columns), frameon=False
+        )
     drawing.suptitle(
         f"{ended(result.model.name)}, weights: {ended(result.model.weights)}"
         + (f"; {images} images" if images > MOST_NAMED else "")
@@ -127,13 +144,23 @@ def figure(result: EncodeResult) -> Any:
     return drawing
 
 
+def name_layers(axes: Any, images: Sequence[EncodedImage]) -> None:
+    """Ticks at the first block's input, at a few blocks by number, and at the final norm."""
+    layers = images[0].layers if images else ()
+    named = {row.layer: row.name for row in layers if not row.name.startswith("block")}
+    blocks = [row.layer for row in layers if row.layer not in named]
+    step = -(-len(blocks) // 4)
+    shown = [*named, *(layer for layer in blocks[step - 1 :: step or 1] if layer + 1 not in named)]
+    axes.set_xticks(shown, [named.get(layer, str(layer)) for layer in shown])
+
+
 @styled
 def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
     """A row per image: the picture, its principal components as colors, the cosines if any."""
     columns = 2 + any(sheet.cosines is not None for sheet in sheets)
-    across = PAGE / columns - 0.2
-    heights = [pictures[s.image].height / pictures[s.image].width * across + 0.45 for s in sheets]
-    drawing = new_figure(sum(heights))
+    panel = across() / columns - 0.2
+    heights = [pictures[s.image].height / pictures[s.image].width * panel + 0.45 for s in sheets]
+    drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
     rows = drawing.subplots(
         len(sheets), columns, squeeze=False, gridspec_kw={"height_ratios": heights}
     )

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from vitcli.ui.console import percent, table
-from vitcli.ui.figures import PAGE, bare, ended, lay, new_figure, outline, scaled, shrunk, styled
+from vitcli.ui.figures import (
+    PAGE,
+    across,
+    bare,
+    ended,
+    lay,
+    new_figure,
+    outline,
+    scaled,
+    shrunk,
+    styled,
+)
 
 if TYPE_CHECKING:
     from vitcli.commands.explore.analysis import ExploreResult
@@ -63,9 +74,9 @@ def grid_figure(result: GridResult) -> Any:
 
     columns = max(len(row.layers) for row in result.encoders) + 1
     lines = len(result.encoders) * len(result.images)
-    side = PAGE / columns
+    side = across() / columns
     letters = int(15 * side)  # of the small titles
-    drawing = new_figure(side * lines + 0.2 * lines)
+    drawing = new_figure((side + 0.2) * lines * PAGE / max(across(), PAGE))
     axes = drawing.subplots(lines, columns, squeeze=False)
     for number, row in enumerate(result.encoders):
         for image, path in enumerate(result.images):

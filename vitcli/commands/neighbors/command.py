@@ -14,7 +14,10 @@ from vitcli.ui.console import fitted, status, table
 from vitcli.ui.figures import (
     COLORS,
     DASHES,
+    NARROW,
+    PAGE,
     Plot,
+    across,
     bare,
     caption,
     check_figure_file,
@@ -119,9 +122,10 @@ def figure(result: NeighborsResult, pictures: Sequence[Any] | None = None) -> An
     captions = ["query", *(f"{found.cosine:.3f}" for found in result.neighbours)]
     labels = [result.label, *(found.label for found in result.neighbours)]
     frames = {label: place for place, label in enumerate(dict.fromkeys(filter(None, labels)))}
-    columns = min(_COLUMNS, len(paths))
+    most = _COLUMNS if across() >= NARROW else _COLUMNS // 2
+    columns = min(most, len(paths))
     lines = -(-len(paths) // columns)
-    drawing = new_figure(1.55 * lines + 0.5, 6.75 * columns / _COLUMNS)
+    drawing = new_figure(1.55 * lines + 0.5, PAGE * columns / _COLUMNS)
     grid = drawing.subplots(lines, columns, squeeze=False).flatten()
     for axes in grid[len(paths) :]:
         bare(axes)

@@ -20,7 +20,7 @@ from vitcli.commands.params.analysis import (
     ParamsResult,
 )
 from vitcli.ui.console import exact, percent, short, table
-from vitcli.ui.figures import POINTS, fill, merge_small, new_figure, styled
+from vitcli.ui.figures import POINTS, abreast, fill, merge_small, new_figure, side_by_side, styled
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""
@@ -232,8 +232,8 @@ def figure(result: ParamsResult) -> Any:
     segments carry their share, bars their total.
     """
     models = result.models
-    drawing = new_figure(1.3 + 0.38 * len(models))
-    panels = drawing.subplots(1, 2, sharey=True)
+    drawing = new_figure(1.3 + 0.38 * len(models), panels=2)
+    panels = side_by_side(drawing, 2, sharey=True)
     fills = component_fills()
     named: dict[str, Any] = {}
     for axes, (field, unit, title) in zip(
@@ -268,7 +268,7 @@ def figure(result: ParamsResult) -> Any:
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     names = [name for name in fills if name in named]
     handles = [named[name] for name in names]
-    drawing.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    drawing.legend(handles, names, loc="outside lower center", ncols=2 + abreast(3), frameon=False)
     return drawing
 
 

@@ -216,7 +216,7 @@ def probe(
     if result.failed:
         warn(f"images without a vector: {result.failed:,}")
     if plot:
-        draw(result.figure(), plot)
+        draw(result.figure, plot)
     if confusion is not None and not isinstance(result, AgreementResult):
         if confusion.suffix.lower() == ".csv":
             from vitcli.files import atomic_write
@@ -225,7 +225,7 @@ def probe(
                 file.write(view.confusion_csv(result).encode())
             note(f"wrote {confusion}")
         else:
-            draw(view.confusion_figure(result), plot.at(confusion))
+            draw(lambda: view.confusion_figure(result), plot.at(confusion))
     finish(result, output.form)
 
 

@@ -27,6 +27,7 @@ from vitcli.ui.figures import (
     ended,
     new_figure,
     series,
+    side_by_side,
     styled,
 )
 
@@ -298,10 +299,10 @@ def figure(result: ProbeResult) -> Any:
 def agreement_figure(result: AgreementResult) -> Any:
     """Common neighbors and CKA of each pair."""
     names = [ended(one.name, 24) for one in result.ranked]
-    drawing = new_figure(3.6)
+    drawing = new_figure(3.6, panels=2)
     titles = (f"common among {result.k} nearest", "linear CKA")
     for axes, values, title in zip(
-        drawing.subplots(1, 2), (result.neighbors, result.cka), titles, strict=True
+        side_by_side(drawing, 2), (result.neighbors, result.cka), titles, strict=True
     ):
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis")
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")

@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
-from vitcli.ui.console import plural, table
-from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, styled
+from vitcli.ui.console import plural, short, table
+from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, side_by_side, styled
 
 
 def seconds(value: float) -> str:
@@ -36,7 +36,7 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
     model, machine = result.model, result.machine
     height, width = result.image_size
     yield (
-        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e6:.1f}M parameters, "
+        f"[bold]{escape(model.name)}[/]  {short(model.parameters)} parameters, "
         f"{height}x{width} px, {result.tokens} tokens, "
         f"{result.macs_per_image / 1e9:.2f} G multiply-accumulates per image"
     )
@@ -179,8 +179,8 @@ def figure(result: ProfileResult) -> Any:
     """Shares of the components per batch, and throughput against batch, one line per engine."""
     from vitcli.commands.params.view import component_fills
 
-    drawing = new_figure(2.9)
-    shares, speed = drawing.subplots(1, 2, gridspec_kw={"width_ratios": [1.2, 1]})
+    drawing = new_figure(2.9, panels=2)
+    shares, speed = side_by_side(drawing, 2, gridspec_kw={"width_ratios": [1.2, 1]})
     fills = component_fills()
     runs = [run for run in result.runs if run.components]
     named: dict[str, Any] = {}

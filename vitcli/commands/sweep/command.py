@@ -254,7 +254,7 @@ def sweep(
     if plot:
         from vitcli.commands.sweep.figure import figure
 
-        answers.draw(figure(found, metric, plot_kind), plot)
+        answers.draw(lambda: figure(found, metric, plot_kind), plot)
     if code:
         raise typer.Exit(code)
 

@@ -13,6 +13,7 @@ from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import (
     POINTS,
+    abreast,
     caption,
     count_along_x,
     fill,
@@ -89,7 +90,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
             f"--plot: {said}", f"name one of {', '.join(report.metrics)} with --metric", exit_code=1
         )
     names = names[:MOST_PANELS]
-    columns = 1 if len(names) == 1 else 2
+    columns = abreast(min(2, len(names)))
     rows = -(-len(names) // columns)
     drawing = new_figure(4.0 if rows == 1 and columns == 1 else 2.8 * rows + 0.8)
     panels = list(drawing.subplots(rows, columns, squeeze=False).flat)

@@ -276,9 +276,7 @@ def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) ->
         reads = f"; --weights {library}{request.out} reads it" if loadable else ""
         note(f"the run is in {request.out}{reads}")
     if plot:
-        from vitcli.commands.train.view import figure
-
-        draw(figure(result), plot)
+        draw(result.figure, plot)
     show(result, form)
 
 
@@ -312,7 +310,7 @@ def train(
         ),
     ] = None,
     *,
-    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
+    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix", "fit"))],
     download: Annotated[
         bool, data_option("--download", help="Download a published set (data.kind) into DATA.")
     ] = False,
@@ -397,7 +395,7 @@ def train(
 @errors_from_first_process()
 def train_shapes(
     *,
-    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix"))],
+    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix", "fit"))],
     difficulty: Annotated[
         float | None,
         typer.Option("--difficulty", metavar="0..1", help="Rotation, noise, low contrast."),

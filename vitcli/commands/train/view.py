@@ -11,7 +11,7 @@ from rich.table import Table
 
 from vitcli.commands.train.result import HistoryRow, TrainResult, TrainSummary
 from vitcli.ui.console import plural, table
-from vitcli.ui.figures import chance_line, count_along_x, ended, new_figure, series, styled
+from vitcli.ui.figures import abreast, chance_line, count_along_x, ended, new_figure, series, styled
 
 SHOWN = 10
 """Unreadable images that are listed."""
@@ -157,8 +157,9 @@ def figure(result: TrainResult) -> Any:
     """Loss, accuracy, gradient norm and learning rate against the step."""
     steps = [row for row in result.history if row.lr is not None]
     tests = [row for row in result.history if row.val_loss is not None]
-    drawing = new_figure(4.4)
-    (loss, accuracy), (norm, rate) = drawing.subplots(2, 2, sharex=True)
+    drawing = new_figure(4.4, panels=2)
+    panels = drawing.subplots(4 // abreast(2), abreast(2), sharex=True, squeeze=False)
+    loss, accuracy, norm, rate = panels.flat
     for axes, name in ((loss, "loss"), (accuracy, "accuracy")):
         points = [(row.step, getattr(row, name)) for row in steps if getattr(row, name) is not None]
         if points:
@@ -183,11 +184,11 @@ def figure(result: TrainResult) -> Any:
     rate.set_ylabel("learning rate")
     for axes in (loss, accuracy, norm, rate):
         axes.grid()
-    for axes in (norm, rate):
+    for axes in panels[-1]:
         axes.set_xlabel("step")
         count_along_x(axes)
     lines, labels = accuracy.get_legend_handles_labels()
-    drawing.legend(lines, labels, loc="outside lower center", ncols=4, frameon=False)
+    drawing.legend(lines, labels, loc="outside lower center", ncols=2 * abreast(2), frameon=False)
     summary, config = result.result, result.config
     ended_at = "" if summary.val_accuracy is None else f" (accuracy {summary.val_accuracy:.3f})"
     drawing.suptitle(
