@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from vitcli.cli import app, report
 from vitcli.config.schema import InitScheme, NormPlacement, PoolingKind, PositionKind
+from vitcli.errors import VitcliError
 
 GROUP: Any = typer.main.get_command(app)
 NAMES = sorted(GROUP.commands)
@@ -123,3 +124,18 @@ def test_threads_that_wait_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv("OMP_WAIT_POLICY")
         page("encode")
         assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
+def test_which_tensors_of_several_checkpoints_are_read() -> None:
+    """One value is for all, several are for each in order; presets have none."""
+    from vitcli.ui.options import EncodersOptions
+
+    options = EncodersOptions(
+        preset=["vit-b16"], weights=["a.pth", "b.pth"], which=["ema", "raw"], prefix=["tower."]
+    )
+    told = [(request.which, request.prefix) for request in options.to_requests()]
+    assert told == [(None, None), ("ema", "tower."), ("raw", "tower.")]
+    with pytest.raises(VitcliError, match="3 values for 1 checkpoints"):
+        EncodersOptions(weights=["a.pth"], which=["raw"] * 3).to_requests()
+    with pytest.raises(VitcliError, match="1 values for 0 checkpoints"):
+        EncodersOptions(preset=["vit-b16"], prefix=["tower."]).to_requests()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
 import subprocess
@@ -252,6 +253,27 @@ def under_a_limit(file: Path) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def test_a_safetensors_file_larger_than_memory(tmp_path: Path) -> None:
+    """The tower of a whole model in one file is read, whatever the file's size is."""
+    count = 1 << 40
+    entries = {
+        "language": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]},
+        "tower": {"dtype": "F32", "shape": [2], "data_offsets": [count, count + 8]},
+    }
+    header = json.dumps(entries).encode()
+    with (tmp_path / "a.safetensors").open("wb") as file:
+        try:
+            file.truncate(8 + len(header) + count + 8)
+        except OSError:
+            pytest.skip("a file system without files of terabytes")
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(8 + len(header) + count)
+        file.write(struct.pack("<2f", 1.5, -2.0))
+    found = read_tensors(tmp_path / "a.safetensors")
+    assert found["language"].nbytes == count
+    assert found["tower"].read().tolist() == [1.5, -2.0]
 
 
 def npy(shape: str) -> bytes:

@@ -6,6 +6,8 @@ of the tensors show where one of that kind is. What lies outside the tower is no
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -288,25 +290,29 @@ def _refusal(
 ) -> VitcliError:
     """What the checkpoint is, and that it is not read."""
     listed = "list what is supported: vitcli families"
-    config = configs.get("config.json", {})
-    if "open_clip_config.json" in configs or {"architecture", "model_type"} & config.keys():
+    if _library_knows(configs):
         listed += "; `--engine reference` runs it by its own library"
+    config = configs.get("config.json", {})
     _, kind, where = tower_config(config)
-    known = {kind for family in families for kind in family.model_types}
+    group, count = _largest(names)
     if prefix is not None:
         return VitcliError(
             f"{source}: no supported family matches under the prefix {prefix!r}",
-            f"--prefix {_largest(names)[0] or 'P'}",
+            f"--prefix {group or 'P'}",
         )
-    if kind and kind not in known and "architecture" not in config:
+    if kind and "architecture" not in config:
         at, count = _tower_names(names)
-        tower = f"vision_config {kind}" if where else f"model_type {kind}"
-        whole = config.get("model_type") if where else kind
-        return VitcliError(
-            f"{source}: a {whole} checkpoint whose tower ({tower}, {count} tensors"
-            f"{f' under {at}' if at else ''}) is not supported",
-            listed,
-        )
+        tower = f"{where or 'model_type'} {kind}, {count} tensors{f' under {at}' if at else ''}"
+        whole = str(config.get("model_type") or kind if where else kind)
+        told = f"{'an' if whole[0] in 'aeiou' else 'a'} {whole} checkpoint whose tower ({tower})"
+        of_kind = [family.name for family in families if kind in family.model_types]
+        if not of_kind:
+            return VitcliError(f"{source}: {told} is not supported", listed)
+        if not fits:
+            return VitcliError(
+                f"{source}: {told} does not have the tensor names of {' or '.join(of_kind)}",
+                "check that the file is complete and that config.json belongs to it",
+            )
     if fits and config:
         told = f"model_type {kind!r}" if kind else "no model_type"
         shown = ", ".join(dict.fromkeys(family.name for family, _, _ in fits))
@@ -314,12 +320,23 @@ def _refusal(
             f"config.json has {told}, the tensors of {source} are named as in {shown}",
             "put the config.json of these weights beside them",
         )
-    group, count = _largest(names)
     return VitcliError(
         f"{source}: unrecognized checkpoint: no supported family matches ({len(names)} tensors; "
         f"largest group {group or 'at the root'}, {count})",
         listed,
     )
+
+
+def _library_knows(configs: Configs) -> bool:
+    """Whether a library builds what the config names by code of its own, so far as is known."""
+    config = configs.get("config.json", {})
+    with contextlib.suppress(ImportError):
+        if "architecture" in config:
+            return bool(importlib.import_module("timm").is_model(str(config["architecture"])))
+        if "model_type" in config:
+            auto = importlib.import_module("transformers.models.auto.configuration_auto")
+            return str(config["model_type"]) in auto.CONFIG_MAPPING_NAMES
+    return "auto_map" not in config and bool(configs)
 
 
 _VISION = ("vision_tower", "vision_model", "visual", "vision_encoder", "vision", "vit", "backbone")

@@ -6,6 +6,7 @@ code that a file may hold.
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 import textwrap
@@ -24,8 +25,6 @@ from torch import Tensor
 
 from vitcli.errors import VitcliError
 
-RELEASE_EVERY = 32 << 20
-"""Bytes read from a mapped file before its pages are given back."""
 MOST_TIMES_LARGER = 20
 """How many times the size of an archive its members may be; weights hardly compress."""
 SMALL = 64 << 20
@@ -158,28 +157,6 @@ def guarded(path: Path, kind: str, read: Callable[[], Tensor]) -> Callable[[], T
     return safely
 
 
-class Mapped:
-    """A mapped file, opened anew now and then: the pages of what was copied out are then free.
-
-    `opened` maps the file and gives what reads a tensor of it by name; `every` is after how many
-    bytes that is done again.
-    """
-
-    def __init__(self, opened: Callable[[], Callable[[str], Tensor]], every: int) -> None:
-        self.opened = opened
-        self.every = every
-        self.bytes_read = 0
-        self.reader: Callable[[str], Tensor] | None = None
-
-    def read(self, name: str) -> Tensor:
-        if self.bytes_read > self.every:
-            self.reader, self.bytes_read = None, 0
-        self.reader = self.reader or self.opened()
-        tensor = self.reader(name)
-        self.bytes_read += tensor.nbytes
-        return tensor
-
-
 AGAIN = "download or copy it again"
 
 
@@ -219,27 +196,40 @@ _DTYPES = {
 
 
 def read_safetensors(path: Path, which: str | None = None) -> Tensors:
+    """Each tensor maps its own bytes: a file may be larger than memory, and what is read is freed.
+
+    The library checks the header, and maps the file for that without a claim on memory.
+    """
     require_copy(path, which, "")
-    mapped = Mapped(lambda: safe_open(path, framework="pt").get_tensor, RELEASE_EVERY)
     try:
-        opened: AbstractContextManager[Any] = safe_open(path, framework="pt")
-        with opened as file:
-            found = Tensors()
-            for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
-                header = file.get_slice(name)
-                kind = header.get_dtype()
-                stored = "" if kind in _DTYPES else kind
-                read = guarded(path, SAFETENSORS, partial(mapped.read, name))
-                dtype, shape = _DTYPES.get(kind, torch.uint8), tuple(header.get_shape())
-                found[name] = LazyTensor(shape, dtype, read, stored)
-            return found
-    except RuntimeError as error:  # torch could not map the file
+        opened: AbstractContextManager[Any] = safe_open(path, framework="np")
+        with opened, path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(size))
+    except MemoryError as error:
         raise VitcliError(
             f"{path}: not enough address space to map it ({path.stat().st_size} bytes)",
             "ulimit -v unlimited, or a checkpoint in shards",
         ) from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise damaged(path, SAFETENSORS, error) from error
+    header.pop("__metadata__", None)
+    found = Tensors()
+    for name, about in sorted(header.items()):
+        kind, shape, (begin, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+        dtype = _DTYPES.get(kind, torch.uint8)
+        values = partial(_mapped, path, 8 + size + begin, end - begin, dtype, shape)
+        stored = "" if kind in _DTYPES else kind
+        found[name] = LazyTensor(shape, dtype, guarded(path, SAFETENSORS, values), stored)
+    return found
+
+
+def _mapped(
+    path: Path, begin: int, count: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.memmap(path, np.uint8, "c", begin, (count,))).view(dtype).view(shape)
 
 
 NUMPY = "a NumPy archive"

@@ -142,6 +142,10 @@ class TrainConfig(Section):
 
     weights: str | None = None
     """Checkpoint that initializes the encoder: file, directory or hub id; null: random weights."""
+    which: Literal["ema", "raw"] | None = None
+    """Which copy of those weights, if the checkpoint has an averaged one; null: the averaged."""
+    prefix: str | None = None
+    """What precedes the names of its vision tower's tensors; null: found automatically."""
     backbone: str | None = None
     """timm:ARCHITECTURE, trained from random weights in place of `encoder`, of which the image size
     remains, for example a CNN; the run directory is then a checkpoint of timm. null: `encoder`."""
@@ -438,6 +442,12 @@ class TrainRequest:
             start = Document("the default recipe", dict(recipe))
         preset = None if source else self.model.preset
         config = load_config(schema, preset, self.model.config_file, self.settings, start)
+        for key in ("which", "prefix") if source else ():
+            if (value := getattr(config.train, key)) != getattr(self.model, key):
+                raise VitcliError(
+                    f"train.{key} = {value}: is for weights that the config names",
+                    f"--{key} {value} beside --weights {self.model.weights}",
+                )
         check_table_rule(self.settings, config.encoder)
         if config.train.backbone:
             _check_backbone(config, schema.model_validate(start.data))

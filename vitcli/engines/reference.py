@@ -271,7 +271,7 @@ def library_of(source: str) -> str:
     if _config(source, "open_clip_config.json"):
         return "open_clip"
     config = _config(source, "config.json")
-    if "architecture" in config and "model_type" not in config:
+    if "architecture" in config and config.get("model_type") != "timm_wrapper":
         return "timm"
     if "model_type" in config:
         return "transformers"

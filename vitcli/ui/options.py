@@ -123,6 +123,57 @@ def model_option(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Model", **how)
 
 
+WhichOption = Annotated[
+    str | None,
+    model_option(
+        "--which",
+        metavar="ema|raw",
+        help="The averaged or the raw weights of a file that has both (default: ema).",
+    ),
+]
+PrefixOption = Annotated[
+    str | None,
+    model_option(
+        "--prefix",
+        metavar="P",
+        help="What precedes the vision tower's tensor names, e.g. model.vision_tower.",
+    ),
+]
+
+
+EACH = "Once for all checkpoints, or once for each in order."
+WhichesOption = Annotated[
+    list[str] | None,
+    model_option("--which", metavar="ema|raw", help=f"Averaged (default) or raw weights. {EACH}"),
+]
+PrefixesOption = Annotated[
+    list[str] | None,
+    model_option("--prefix", metavar="P", help=f"Prefix of the vision tower's tensors. {EACH}"),
+]
+
+
+def read_tensors(
+    which: Sequence[str] | None, prefix: Sequence[str] | None, checkpoints: int
+) -> list[dict[str, Any]]:
+    """The fields of a request that say which tensors are read, for each of several checkpoints.
+
+    Raises:
+        VitcliError: neither one value nor one for each, or no checkpoint.
+    """
+    given = {name: v for name, v in (("which", which), ("prefix", prefix)) if v}
+    for name, values in given.items():
+        if len(values) not in (1, checkpoints) or not checkpoints:
+            raise VitcliError(
+                f"--{name}: got {len(values)} values for {checkpoints} checkpoints (expected one, "
+                "or one for each)",
+                f"--{name} {values[0]}" if checkpoints else f"leave out --{name}",
+            )
+    return [
+        {name: values[i % len(values)] for name, values in given.items()}
+        for i in range(checkpoints)
+    ]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedModelOptions:
     """What every command that runs a model takes, however many models it takes."""
@@ -191,16 +242,16 @@ class SharedModelOptions:
         ]
         return (*named, *(parse_setting(text) for text in self.set or ()))
 
-    def request(self, **which: Any) -> ModelRequest:
-        """One model's request; `which` names it (preset, config_file, weights, extra settings)."""
-        settings = (*which.pop("settings", ()), *self.shared_settings())
+    def request(self, **named: Any) -> ModelRequest:
+        """One model's request; `named` says which (preset, config_file, weights, more settings)."""
+        settings = (*named.pop("settings", ()), *self.shared_settings())
         return ModelRequest(
             settings=settings,
             seed=self.seed,
             image_size=parse_size(self.image_size) if self.image_size else None,
             device=self.device,
             dtype=self.dtype,
-            **which,
+            **named,
         )
 
 
@@ -233,22 +284,8 @@ class SourceOptions:
             help="LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter.",
         ),
     ] = None
-    which: Annotated[
-        str | None,
-        model_option(
-            "--which",
-            metavar="ema|raw",
-            help="The averaged or the raw weights of a file that has both (default: ema).",
-        ),
-    ] = None
-    prefix: Annotated[
-        str | None,
-        model_option(
-            "--prefix",
-            metavar="P",
-            help="What precedes the vision tower's tensor names, e.g. model.vision_tower.",
-        ),
-    ] = None
+    which: WhichOption = None
+    prefix: PrefixOption = None
     registers: Annotated[
         int | None, model_option("--registers", metavar="N", help="Number of register tokens.")
     ] = None
@@ -387,6 +424,8 @@ class SourcesOptions:
             "preset before it. Repeatable.",
         ),
     ] = None
+    which: WhichesOption = None
+    prefix: PrefixesOption = None
     registers: Annotated[
         str | None,
         model_option(
@@ -425,12 +464,18 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
         variants: Sequence[tuple[Any, ...]] = (
             [(registers_setting(count),) for count in counts] if counts else [()]
         )
+        sources = self.weights or []
         return [
             *(
-                self.request(**which, settings=settings, engine=engine)
-                for which, settings in itertools.product(fresh, variants)
+                self.request(**named, settings=settings, engine=engine)
+                for named, settings in itertools.product(fresh, variants)
             ),
-            *(self.request(**split_source(text), engine=engine) for text in self.weights or []),
+            *(
+                self.request(**split_source(text), **tensors, engine=engine)
+                for text, tensors in zip(
+                    sources, read_tensors(self.which, self.prefix, len(sources)), strict=True
+                )
+            ),
         ]
 
 

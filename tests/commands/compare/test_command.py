@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.checkpoints.sources import SQUASH, vit_folder
 from tests.commands.sources import SMALL
 from vitcli.cli import app
 
 runner = CliRunner()
+SQUASHED = [part for setting in SQUASH for part in ("--set", setting)]
 
 
 def run(*arguments: str | Path, code: int = 0) -> Any:
@@ -49,6 +53,26 @@ def test_a_yaml_file_is_a_config(tmp_path: Path) -> None:
     answer = json.loads(run(file, "vit-b16", "--json").stdout)
     assert answer["a"]["name"] == "mine"
     assert [row["key"] for row in answer["config_differences"]] == ["encoder.norm_eps"]
+
+
+def test_two_copies_of_the_weights_of_one_file(tmp_path: Path) -> None:
+    file = vit_folder(tmp_path) / "model.safetensors"
+    average = load_file(file)
+    raw = {f"module.{name}": t * 2 for name, t in average.items()}
+    torch.save({"state_dict": raw, "state_dict_ema": average}, tmp_path / "pytorch_model.bin")
+    file.unlink()
+    line = ["compare", str(tmp_path), str(tmp_path), "--json", *SQUASHED]
+
+    def verdict(*options: str) -> str:
+        done = runner.invoke(app, [*line, *options])
+        assert done.exit_code == 0, done.stderr
+        code: str = json.loads(done.stdout)["verdict_code"]
+        return code
+
+    assert verdict() == verdict("--which", "raw") == "identical"
+    assert verdict("--which", "ema", "--which", "raw") != "identical"
+    assert runner.invoke(app, [*line, *["--which", "raw"] * 3]).exit_code == 2
+    assert "no supported family" in runner.invoke(app, [*line, "--prefix", "tower"]).stderr
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.train.runs import request, run
+from tests.commands.train.runs import TINY, request, run
 from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
+from vitcli.checkpoints.load import save_snapshot
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
 from vitcli.config.load import ModelRequest, Setting
+from vitcli.config.schema import ModelConfig
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.errors import VitcliError
-from vitcli.model import load_model
+from vitcli.model import Model, load_model
 from vitcli.nn.positions import LearnedPosition
 
 
@@ -132,3 +135,51 @@ def test_adapters_start_from_a_run_and_change_one_head_alone(tmp_path: Path) -> 
     resumed = dataclasses.replace(asked, resume=True)
     again = train.run_shapes(resumed, train.shapes_config(resumed, source), source)
     assert again.result.val_loss == result.result.val_loss
+
+
+def two_copies(folder: Path) -> Path:
+    """A snapshot whose file has averaged weights beside the raw ones, which are all 2."""
+    encoder = build_encoder(tiny_config())
+    save_snapshot(folder, ModelConfig(encoder=tiny_config()), encoder)
+    average = encoder.state_dict()
+    raw = {name: torch.full_like(t, 2.0) for name, t in average.items()}
+    torch.save({"state_dict": raw, "state_dict_ema": average}, folder / "model.pth")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("which", ["raw", "ema", None])
+def test_a_run_starts_from_the_copy_that_is_named(
+    which: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is started again from its own config, and that config says which."""
+    seen = []
+
+    def load(request: ModelRequest) -> Model:
+        seen.append(load_model(request))
+        return seen[-1]
+
+    monkeypatch.setattr(train, "load_model", load)
+    weights = str(two_copies(tmp_path / "weights"))
+    for resume in (False, True):
+        train.train_shapes(
+            weights=None if resume else weights,
+            which=None if resume else which,
+            set={k: v for k, v in TINY.items() if not k.startswith("encoder")},
+            epochs=1,
+            out=tmp_path / "run",
+            device="cpu",
+            resume=resume,
+        )
+        for snapshot in (tmp_path / "run" / "snapshots").iterdir():
+            shutil.rmtree(snapshot)  # as a run that was killed before its first
+    assert len(seen) == 2
+    for model in seen:
+        raw = all(bool((p == 2.0).all()) for p in model.encoder.parameters())
+        assert raw == (which == "raw")
+
+
+def test_a_config_that_names_another_copy_than_the_command(tmp_path: Path) -> None:
+    with pytest.raises(VitcliError, match=r"train\.which = raw") as caught:
+        train.train_shapes(weights=two_copies(tmp_path / "a"), set={"train.which": "raw"})
+    assert caught.value.hint.startswith("--which raw beside --weights")

@@ -23,12 +23,17 @@ from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
     Output,
+    PrefixesOption,
+    PrefixOption,
     SharedModelOptions,
+    WhichesOption,
+    WhichOption,
     Without,
     grouped,
     load_all,
     model_option,
     parse_color,
+    read_tensors,
     split_source,
 )
 
@@ -50,6 +55,8 @@ def compare(
         typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
+    which: WhichesOption = None,
+    prefix: PrefixesOption = None,
     model: SharedModelOptions,
     set_a: Annotated[
         list[str] | None,
@@ -100,6 +107,7 @@ def compare(
     Examples:
       vitcli compare facebook/dinov2-small ./my-port photo.jpg --dtype float64
       vitcli compare vit-b16 vit-b16 --set-b encoder.norm_eps=1e-5
+      vitcli compare best.pth best.pth --which ema --which raw
       vitcli compare A B images/*.jpg --plot cka.png
     """
 
@@ -109,6 +117,9 @@ def compare(
             f"--examples {examples}: unknown (expected auto, images or patches)", "--examples auto"
         )
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
+    sources = [i for i, request in enumerate(requests) if request.weights is not None]
+    for i, tensors in zip(sources, read_tensors(which, prefix, len(sources)), strict=True):
+        requests[i] = dataclasses.replace(requests[i], **tensors)
     color = parse_color(background)
     loaded = load_all(requests, by_library=True)
     with progress("comparing") as bar:
@@ -168,6 +179,8 @@ def verify(
         str | None,
         model_option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
     ] = None,
+    which: WhichOption = None,
+    prefix: PrefixOption = None,
     model: Annotated[SharedModelOptions, Without(("fit",))],  # the library's own decides
     every: EveryOption = 1,
     plot: Plot,
@@ -188,7 +201,7 @@ def verify(
     """
 
     check_figure_file(plot)
-    request = model.request(weights=source, preset=preset)
+    request = model.request(weights=source, preset=preset, which=which, prefix=prefix)
     (loaded,) = load_all([request])
     with progress("comparing") as bar:
         from vitcli.commands.compare.verify import verify_model

@@ -83,6 +83,8 @@ def verify(
     *,
     preset: str | None = None,
     set: Mapping[str, Any] | None = None,
+    which: str | None = None,
+    prefix: str | None = None,
     image_size: int | tuple[int, int] | None = None,
     dtype: str = "float32",
     device: str = "cpu",
@@ -96,13 +98,21 @@ def verify(
     Args:
         source: a directory or hub id with the library's config.
         images: as in `Model.transform`; by default the built-in image.
-        preset, set, image_size, dtype, device: as in `vitcli.load`, for vitcli's side.
+        preset, set, which, prefix, image_size, dtype, device: as in `vitcli.load`, for vitcli's
+            side.
 
     Raises:
         VitcliError: one of the two cannot load the source, or no image could be read (exit code 2).
     """
     model = load(
-        weights=source, preset=preset, set=set, image_size=image_size, dtype=dtype, device=device
+        weights=source,
+        preset=preset,
+        set=set,
+        which=which,
+        prefix=prefix,
+        image_size=image_size,
+        dtype=dtype,
+        device=device,
     )
     return verify_model(model, images, progress=progress)
 

@@ -13,7 +13,14 @@ from rich.table import Table
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.ui.console import note, show, status, table
-from vitcli.ui.options import ModelOptions, Output, grouped, load_all
+from vitcli.ui.options import (
+    ModelOptions,
+    Output,
+    PrefixOption,
+    WhichOption,
+    grouped,
+    load_all,
+)
 
 if TYPE_CHECKING:
     from vitcli.commands.export.analysis import ConvertResult, ExportResult
@@ -73,18 +80,8 @@ def convert(
         str,
         typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
     ] = "float32",
-    which: Annotated[
-        str | None,
-        typer.Option("--which", metavar="ema|raw", help="Averaged or raw weights (default: ema)."),
-    ] = None,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            "--prefix",
-            metavar="P",
-            help="Prefix of the vision tower's tensor names, e.g. model.vision_tower.",
-        ),
-    ] = None,
+    which: WhichOption = None,
+    prefix: PrefixOption = None,
     *,
     output: Output,
 ) -> None:

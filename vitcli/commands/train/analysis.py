@@ -83,6 +83,8 @@ def train_shapes(
     preset: str | None = None,
     config: str | Path | None = None,
     weights: str | Path | None = None,
+    which: str | None = None,
+    prefix: str | None = None,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -99,6 +101,7 @@ def train_shapes(
         seed: of weights, images, order and dropout.
         preset, config: what to start from in place of the default recipe.
         weights: a checkpoint or run directory to start from.
+        which, prefix: its tensors, as in `vitcli.load`.
         set: dotted config keys, as `--set` takes them: `{"encoder.depth": 4}`.
         out: the run directory: config, metrics, snapshots, weights, result.
         resume: continue the run in `out`.
@@ -122,6 +125,8 @@ def train_shapes(
         preset=preset,
         config=config,
         weights=weights,
+        which=which,
+        prefix=prefix,
         device=device,
         out=out,
         resume=resume,
@@ -142,6 +147,8 @@ def train(
     preset: str | None = None,
     config: str | Path | None = None,
     weights: str | Path | None = None,
+    which: str | None = None,
+    prefix: str | None = None,
     set: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -189,6 +196,8 @@ def train(
         preset=preset,
         config=config,
         weights=weights,
+        which=which,
+        prefix=prefix,
         device=device,
         out=out,
         resume=resume,
@@ -210,14 +219,20 @@ def _request(
     preset: str | None,
     config: str | Path | None,
     weights: str | Path | None,
+    which: str | None,
+    prefix: str | None,
     out: str | Path | None,
     **more: Any,
 ) -> TrainRequest:
     """Keyword arguments as the request of a command line; `keys` last, so the exact key wins."""
     given = {key: value for key, value in named.items() if value is not None}
-    if weights is not None:
-        given["train.weights"] = str(weights)
     preset, backbone = split_preset(preset)
+    start: dict[str, Any] = {
+        "weights": None if weights is None else str(weights),
+        "which": which,
+        "prefix": prefix,
+    }
+    given |= {f"train.{key}": value for key, value in start.items() if value is not None}
     settings = [Setting(tuple(key.split(".")), v, key) for key, v in given.items()]
     settings += [
         Setting(tuple(key.split(".")), v, f"set[{key!r}]") for key, v in (keys or {}).items()
@@ -225,8 +240,8 @@ def _request(
     model = ModelRequest(
         preset=preset,
         config_file=None if config is None else Path(config),
-        weights=None if weights is None else str(weights),
         device="cpu",
+        **start,
     )
     return TrainRequest(
         model, (*backbone, *settings), out=None if out is None else Path(out), **more
@@ -416,7 +431,11 @@ def run(
         if directory and processes.first and isinstance(data, ImagesSource):
             write_inputs(directory.inputs_file, data.inputs)
         if config.train.weights and not (source or snapshot):  # killed before its first snapshot
-            source = load_model(ModelRequest(weights=config.train.weights, device="cpu"))
+            start = config.train
+            named = ModelRequest(
+                weights=start.weights, which=start.which, prefix=start.prefix, device="cpu"
+            )
+            source = load_model(named)
         if snapshot:  # its weights come with it
             encoder = start_encoder(config.encoder, config.train)
         else:

@@ -177,6 +177,8 @@ class TrainOptions(ModelOptions):
             ("--init", "encoder.init", self.init),
             ("--pos-resize", "encoder.position_table.resize", self.pos_resize),
             ("--weights", "train.weights", self.weights),
+            ("--which", "train.which", self.which),
+            ("--prefix", "train.prefix", self.prefix),
             ("--seed", "train.seed", self.seed),
             ("--dtype", "train.dtype", self.dtype),
             ("--lr", "train.lr", self.lr),
@@ -215,6 +217,8 @@ class TrainOptions(ModelOptions):
                 preset=preset,
                 config_file=self.config,
                 weights=self.weights,
+                which=self.which,
+                prefix=self.prefix,
                 device="cpu",
             ),
             settings=(*backbone, *settings, *self.train_settings()),
@@ -310,7 +314,7 @@ def train(
         ),
     ] = None,
     *,
-    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix", "fit"))],
+    options: Annotated[TrainOptions, Without(("adapter", "fit"))],
     download: Annotated[
         bool, data_option("--download", help="Download a published set (data.kind) into DATA.")
     ] = False,
@@ -395,7 +399,7 @@ def train(
 @errors_from_first_process()
 def train_shapes(
     *,
-    options: Annotated[TrainOptions, Without(("adapter", "which", "prefix", "fit"))],
+    options: Annotated[TrainOptions, Without(("adapter", "fit"))],
     difficulty: Annotated[
         float | None,
         typer.Option("--difficulty", metavar="0..1", help="Rotation, noise, low contrast."),
