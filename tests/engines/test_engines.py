@@ -5,6 +5,7 @@ import math
 import onnx
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.conftest import tiny_encoder
 from vitcli.engines import ENGINES, EngineKind, check_engine, engine
@@ -54,8 +55,11 @@ def test_onnx_agrees(changes):
     check("onnx", changes)
 
 
-def test_compile_agrees():
+def test_compile_agrees_and_its_graph_is_kept_for_the_next_process():
+    counters["inductor"].clear()
     check("compile", VARIANTS[1], batches=(2, 3))  # one compilation; a batch of 1 is another
+    kept = {name for name in counters["inductor"] if name.startswith("fxgraph_cache")}
+    assert kept and kept <= {"fxgraph_cache_miss", "fxgraph_cache_hit"}
 
 
 def test_largest_error_sees_a_wrong_engine():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.conftest import tiny_encoder
-from vitcli.engines.pytorch import ONEDNN, onednn_kernels
+from vitcli.engines.pytorch import ONEDNN, _OneDnnPatches, onednn_kernels
 from vitcli.nn.encoder import hooked, layer_points
 
 pytestmark = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
@@ -73,3 +73,14 @@ def test_a_loaded_model_is_plain_torch_before_and_after(images):
         raise RuntimeError
     assert [type(module) for module in encoder.modules()] == kinds
     assert {name: set(vars(module)) for name, module in encoder.named_modules()} == names
+
+
+@pytest.mark.parametrize("size", [(24, 32), (29, 23)])
+def test_a_patch_projection_as_a_linear_map_is_the_convolution(size):
+    """Pixels beyond the last whole patch are left out by both."""
+    projection = nn.Conv2d(3, 10, 8, 8)
+    pictures = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        expected = projection(pictures)
+        projection.__class__ = _OneDnnPatches
+        torch.testing.assert_close(projection(pictures), expected, rtol=1e-5, atol=1e-5)

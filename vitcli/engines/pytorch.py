@@ -69,7 +69,9 @@ def prepare_compile(
 ) -> Engine:
     """Compiled for one image and for any larger batch, as far as `batches` need them.
 
-    On a CPU the parameters are frozen into the code.
+    torch keeps compiled graphs on disk for the next process. oneDNN's linear maps are compiled
+    with their weights as constants; other weights are not frozen, since torch cannot keep a graph
+    with packed ones.
 
     Raises:
         VitcliError: this machine or this encoder cannot be compiled.
@@ -77,10 +79,13 @@ def prepare_compile(
     from torch._inductor import config as inductor  # slow to import
 
     start = time.perf_counter()
-    frozen = images.device.type == "cpu"
     graph = Graph(shared_copy(encoder), images, layers)
-    if onednn_runs(images.device, images.dtype):
-        _use_onednn(graph.encoder.vit)
+    frozen = onednn_runs(images.device, images.dtype)
+    if frozen:
+        _use_onednn(graph.encoder)
+        projection = graph.encoder.front_end.projection
+        if type(projection) is nn.Conv2d:
+            projection.__class__ = _OneDnnPatches
     compiled = torch.compile(graph, fullgraph=True)
 
     @torch.no_grad()
@@ -100,8 +105,8 @@ def prepare_compile(
             "--engine eager (torch.compile needs a C++ compiler on the CPU)",
             exit_code=1,
         ) from error
-    note = "torch.compile" + (", parameters frozen" if frozen else "")
-    return Engine("compile", run, torch.__version__, time.perf_counter() - start, note)
+    seconds = time.perf_counter() - start
+    return Engine("compile", run, torch.__version__, seconds, "torch.compile")
 
 
 def _operator() -> LinearOperator | None:
@@ -167,6 +172,19 @@ class _OneDnnFeedForward(FeedForward):
         inner = onednn_linear(x, self.fc1.weight, self.fc1.bias, self.activation.approximate)
         y: Tensor = self.fc2(inner)  # (B, N, D)
         return y
+
+
+class _OneDnnPatches(nn.Conv2d):
+    """A patch projection as a linear map: frozen convolutions have packed weights."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        (p, q), (batch, channels, height, width) = self.kernel_size, images.shape
+        rows, columns = height // p, width // q
+        whole = images[..., : rows * p, : columns * q]  # as a convolution leaves out the rest
+        patches = whole.reshape(batch, channels, rows, p, columns, q).permute(0, 2, 4, 1, 3, 5)
+        flat = patches.reshape(batch, rows * columns, channels * p * q)  # (B, N, C p q)
+        tokens = onednn_linear(flat, self.weight.flatten(1), self.bias)  # (B, N, D)
+        return tokens.transpose(1, 2).reshape(batch, -1, rows, columns)
 
 
 def _use_onednn(encoder: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:

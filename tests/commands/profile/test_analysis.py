@@ -14,10 +14,22 @@ from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.profile import machine
 from vitcli.commands.profile import session as session_module
-from vitcli.commands.profile.analysis import attend, largest_batches, profile, verdict
+from vitcli.commands.profile.analysis import (
+    attend,
+    largest_batches,
+    profile,
+    slower_words,
+    verdict,
+)
 from vitcli.commands.profile.components import OTHER
 from vitcli.commands.profile.machine import peak_alone
-from vitcli.commands.profile.result import ComponentTime, ProfileRun, ProfileSettings, WallTime
+from vitcli.commands.profile.result import (
+    Comparison,
+    ComponentTime,
+    ProfileRun,
+    ProfileSettings,
+    WallTime,
+)
 from vitcli.commands.profile.session import Way, spread
 from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
@@ -265,6 +277,17 @@ def test_dtypes_that_overflow_are_holes(tiny):
     assert math.isnan(result.fidelity[0].cosine_min)
     assert result.to_dict()["fidelity"][0]["cosine_min"] is None
     assert "float16 (eager) gives values that are not finite" in result.verdict
+
+
+def test_an_engine_that_is_prepared_and_slower_all_the_same_is_told() -> None:
+    def compared(batch: int, low: float, high: float, dtype: str = "float32") -> Comparison:
+        ratio = WallTime((low + high) / 2, low, high)
+        return Comparison(batch, "compile", "eager", ratio, dtype, "float32")
+
+    rows = [compared(1, 1.1, 1.3), compared(8, 0.8, 0.9), compared(64, 0.9, 1.1)]
+    (words,) = slower_words([*rows, compared(8, 0.5, 0.6, "bfloat16")])
+    assert words.startswith("compile is slower than eager at batch 8 (0.85 times): ")
+    assert not [*slower_words(rows[:1])]
 
 
 def test_the_largest_batch_is_on_the_line_through_the_peaks(tiny):

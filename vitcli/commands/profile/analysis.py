@@ -108,6 +108,7 @@ def profile(
     words = [
         verdict(model.config.encoder, model.input_size, runs),
         *dtype_words(session.comparisons, faithful),
+        *slower_words(session.comparisons),
         *map(fit_words, fits),
     ]
     return ProfileResult(
@@ -215,6 +216,25 @@ def dtype_words(comparisons: Sequence[Comparison], faithful: Sequence[Fidelity])
             fast = f" is {speed} {last.baseline_dtype} ({last.baseline}) at batch {last.batch};"
         count = "1 image" if item.images == 1 else f"{item.images} images"
         yield f"{name}{fast} smallest cosine of a {what} to float32 {far:.5f} on {count}."
+
+
+def slower_words(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """A sentence per engine that costs preparation and is slower all the same, in one dtype.
+
+    Slower is a ratio below 1 in the 90th percentile of the paired steps.
+    """
+    for name in ("compile", "onnx"):
+        slower = [
+            c
+            for c in comparisons
+            if c.engine == name and c.dtype == c.baseline_dtype and c.speed_ratio.p90 < 1
+        ]
+        if slower:
+            each = ", ".join(f"{c.batch} ({c.speed_ratio.median:.2f} times)" for c in slower)
+            yield (
+                f"{name} is slower than {slower[0].baseline} at batch {each}: the matrix products "
+                "take most of the time, and it gains only between them."
+            )
 
 
 def largest_batches(
