@@ -47,7 +47,6 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "ffn-loss": ("mlp_hidden",),
     "ffn-steps": ("mlp_hidden",),
     "ffn-parameters": ("mlp_hidden",),
-    "patch-size": ("patch_size",),
 }
 """The axes whose levels the text compares, at equal values of the other axes."""
 UNCOMPARED = {"parameters", "last_step_loss", "trainable"}
@@ -85,11 +84,11 @@ def main() -> None:
     for name, old in blocks(text).items():
         if (SWEEPS / f"{name}.yaml").exists() and (runs / name / "sweep.yaml").exists():
             store(name, runs / name)
+        if results(name).exists():
+            draw(name)
         text = text.replace(
             f"<!-- begin {name} -->\n{old}", f"<!-- begin {name} -->\n{section(name, old)}"
         )
-        if results(name).exists():
-            draw(name)
     readme.write_text(text)
 
 
