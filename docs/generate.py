@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
+import json
 import os
 import re
 import shlex
@@ -17,7 +19,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from mkdocs.structure.files import File, Files
 
@@ -27,7 +29,7 @@ RUNS = {
     "encode": f"vitcli encode cat.png {SMALL} --plot encode.png",
     "embed": f"vitcli embed photos/ {SMALL} --out vectors/ --format npy",
     "neighbors": "vitcli neighbors vectors/ photos/cat/0.png --count 3 --plot neighbors.png",
-    "probe": "vitcli probe vectors/ --k 3",
+    "probe": f"vitcli probe photos/ {SMALL} --preset vit-s16 --k 3 --plot probe.png",
     "params": "vitcli params --preset vit-b16 --preset dinov2-s14 --plot params.png",
     "profile": f"vitcli profile {SMALL} --batch 1 --batch 4 --runs 3 --plot profile.png",
     "attn-entropy": f"vitcli attn-entropy cat.png {SMALL} --registers 0,4 --plot entropy.png",
@@ -58,6 +60,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "reference/config.md": config_page(),
         "reference/families.md": families_page(),
+        "reference/json.md": json_page(),
         "commands/index.md": commands_index(),
     }
     for name in commands():
@@ -65,6 +68,11 @@ def on_files(files: Files, config: Any) -> Files:
         pages[f"commands/{name}.md"] = command_page(name, text, bool(picture))
         if picture:
             files.append(File.generated(config, f"commands/{name}.png", content=picture))
+    for result in sorted({r for name in commands() for r in results_of(name)}, key=by_name):
+        schema = json.dumps(schema_of(result), indent=1)
+        files.append(
+            File.generated(config, f"reference/json/{result.__name__}.json", content=schema)
+        )
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -184,7 +192,7 @@ def config_page() -> str:
 
 
 def type_words(field: Any) -> str:
-    from typing import get_args, get_origin
+    from typing import get_origin
 
     annotation = field.annotation
     words = [str(choice) for choice in get_args(annotation)] if "Literal" in str(annotation) else []
@@ -207,6 +215,104 @@ def field_comments(section: Any) -> dict[str, str]:
         else:
             last = ""
     return found
+
+
+def by_name(kind: type) -> str:
+    return kind.__name__
+
+
+def results_of(command: str) -> list[type]:
+    """The results that a command's API function returns, from its annotation."""
+    import vitcli
+    from vitcli.results import Result
+
+    function = getattr(vitcli, command.replace("-", "_"))
+    annotation = eval(function.__annotations__["return"], function.__globals__)
+    kinds = [annotation, *get_args(annotation)]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Result)]
+
+
+def schema_of(result: type) -> dict[str, Any]:
+    """JSON Schema of what `--json` prints of a result."""
+    from pydantic import TypeAdapter
+
+    from vitcli.results import SCHEMA_VERSION
+
+    schema = TypeAdapter(result).json_schema(mode="serialization")
+    version = {"const": SCHEMA_VERSION, "type": "integer"}
+    schema["properties"] = {"schema_version": version, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def json_page() -> str:
+    """The fields of every command's JSON."""
+    parts = [
+        "# JSON of every command",
+        "",
+        "`vitcli COMMAND --json` prints one object. Any number is `null` where it is not finite. "
+        "What the names promise is in [Files](files.md). Each heading links to its JSON Schema.",
+    ]
+    shown: set[str] = set()
+    for command in commands():
+        for result in results_of(command):
+            parts += ["", f"## {command}: [{result.__name__}](json/{result.__name__}.json)", ""]
+            meanings = {k: v for kind in result.__mro__[:-1] for k, v in documented(kind).items()}
+            parts += fields_table(schema_of(result), meanings)
+            for name, part in schema_of(result).get("$defs", {}).items():
+                if name not in shown and "properties" in part:
+                    shown.add(name)
+                    kind = next(k for k in dataclasses_of(result) if k.__name__ == name)
+                    parts += ["", f"### {name}", "", *fields_table(part, documented(kind))]
+    return "\n".join(parts) + "\n"
+
+
+def fields_table(schema: dict[str, Any], meanings: dict[str, str]) -> list[str]:
+    rows = [
+        f"| `{key}` | {json_type(kind)} | {meanings.get(key, '')} |".replace("\\|", "|")
+        for key, kind in schema["properties"].items()
+    ]
+    return ["| field | type | meaning |", "|---|---|---|", *rows]
+
+
+def json_type(kind: dict[str, Any]) -> str:
+    """A JSON type in words: `array of Layer`, `number or null`."""
+    if "$ref" in kind:
+        return str(kind["$ref"].rsplit("/", 1)[-1])
+    if "anyOf" in kind:
+        return " or ".join(json_type(one) for one in kind["anyOf"])
+    if kind.get("type") == "array":
+        items = kind.get("items") or next(iter(kind.get("prefixItems", [])), {})
+        return f"array of {json_type(items)}"
+    if kind.get("type") == "object" and isinstance(kind.get("additionalProperties"), dict):
+        return f"object of {json_type(kind['additionalProperties'])}"
+    if "enum" in kind or "const" in kind:
+        return " or ".join(f"`{json.dumps(v)}`" for v in kind.get("enum", [kind.get("const")]))
+    return str(kind.get("type", "any"))
+
+
+def documented(kind: type) -> dict[str, str]:
+    return {} if kind is object else field_comments(kind)
+
+
+def dataclasses_of(result: type) -> Iterator[type]:
+    """Every dataclass that can be met in a result's fields."""
+    waiting, seen = [result], set()
+    while waiting:
+        kind = waiting.pop()
+        if kind in seen:
+            continue
+        seen.add(kind)
+        if dataclasses.is_dataclass(kind):
+            yield kind
+            waiting += [t for hint in get_type_hints(kind).values() for t in inside(hint)]
+
+
+def inside(hint: Any) -> Iterator[type]:
+    """The classes of an annotation such as `tuple[Layer, ...] | None`."""
+    if isinstance(hint, type) and not get_args(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from inside(part)
 
 
 def families_page() -> str:
