@@ -24,21 +24,19 @@ from typing import Any, get_args, get_type_hints
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-SMALL = "--preset vit-ti16 --set encoder.depth=3 --image-size 96"
+RUN = "--weights run"
 RUNS = {
-    "encode": f"vitcli encode cat.png {SMALL} --plot encode.png",
-    "embed": f"vitcli embed photos/ {SMALL} --out vectors/ --format npy",
-    "neighbors": "vitcli neighbors vectors/ photos/cat/0.png --count 3 --plot neighbors.png",
-    "probe": f"vitcli probe photos/ {SMALL} --preset vit-s16 --k 3 --plot probe.png",
+    "train-shapes": "vitcli train-shapes --out run --plot run.png",
+    "encode": f"vitcli encode photo.png {RUN} --plot encode.png",
+    "embed": f"vitcli embed photos/ {RUN} --out vectors/ --format npy",
+    "neighbors": "vitcli neighbors vectors/ photos/cross/0.png --count 3 --plot neighbors.png",
+    "probe": f"vitcli probe photos/ {RUN} --preset vit-ti16 --k 3 --plot probe.png",
     "params": "vitcli params --preset vit-b16 --preset dinov2-s14 --plot params.png",
-    "profile": f"vitcli profile {SMALL} --batch 1 --batch 4 --runs 3 --plot profile.png",
-    "attn-entropy": f"vitcli attn-entropy cat.png {SMALL} --registers 0,4 --plot entropy.png",
-    "compare": "vitcli compare vit-ti16 vit-ti16 cat.png --set encoder.depth=3 "
-    "--set-b encoder.norm_eps=1e-2 --plot cka.png",
-    "explore": f"vitcli explore cat.png {SMALL} --out cat.html",
-    "grid": f"vitcli grid cat.png {SMALL} --plot grid.png",
-    "train-shapes": "vitcli train-shapes --epochs 1 --set data.train_size=512 "
-    "--set data.val_size=256 --set encoder.depth=1 --plot run.png",
+    "profile": f"vitcli profile {RUN} --batch 1 --batch 8 --runs 3 --plot profile.png",
+    "attn-entropy": f"vitcli attn-entropy photo.png {RUN} --plot entropy.png",
+    "compare": "vitcli compare run run photo.png --set-b encoder.norm_eps=1e-2 --plot cka.png",
+    "explore": f"vitcli explore photo.png {RUN} --out photo.html",
+    "grid": f"vitcli grid photo.png {RUN} --plot grid.png",
     "presets": "vitcli presets siglip2-b16",
     "families": "vitcli families timm",
     "sweep": "vitcli sweep toy.yaml --plot toy.png",
@@ -103,26 +101,18 @@ def examples(folder: Path) -> Iterator[tuple[str, tuple[str, bytes]]]:
 
 
 def draw_pictures(folder: Path) -> None:
-    """A cat of ellipses, and two classes of pictures of plain colors."""
-    from PIL import Image, ImageDraw
+    """Shapes that the run of train-shapes has not seen, a folder per class."""
+    from PIL import Image
 
-    def cat(place: tuple[int, int], size: tuple[int, int], fur: tuple[int, int, int]) -> Any:
-        image = Image.new("RGB", size, (96, 140, 96))
-        pen = ImageDraw.Draw(image)
-        x, y = place
-        pen.ellipse((x - 70, y - 60, x + 70, y + 60), fill=fur)
-        for side in (-1, 1):
-            ear = [(x + side * 60, y - 40), (x + side * 70, y - 110), (x + side * 10, y - 60)]
-            pen.polygon(ear, fill=fur)
-            pen.ellipse((x + side * 30 - 10, y - 20, x + side * 30 + 10, y), fill="black")
-        return image
+    import vitcli
 
-    cat((180, 180), (500, 375), (200, 120, 40)).save(folder / "cat.png")
-    for number in range(12):
-        for name, fur in (("cat", (200, 120, 40)), ("fox", (220, 80, 30))):
-            path = folder / "photos" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            cat((120 + 9 * number, 150 + 5 * number), (400, 300), fur).save(path)
+    images, classes = vitcli.shapes(96, seed=1)
+    for number, (image, name) in enumerate(zip(images, classes, strict=True)):
+        place = folder / "photos" / name
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{len(list(place.iterdir()))}.png")
+        if number == 0:
+            Image.fromarray(image).save(folder / "photo.png")
 
 
 def command_page(name: str, printed: str, drawn: bool) -> str:
