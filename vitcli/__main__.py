@@ -16,7 +16,7 @@ def main() -> None:
     """Run the command line; Ctrl-C is one line and 130 even while it is still being imported."""
     if sys.stdout is None:  # Python's sign that it was closed before the start
         if sys.stderr is not None:
-            sys.stderr.write("error: there is no stdout to answer on\n")
+            sys.stderr.write("error: stdout is closed\n")
         raise SystemExit(1)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 (for as long as the process lasts)

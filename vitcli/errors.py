@@ -34,11 +34,11 @@ def install_extra(name: str) -> str:
 def _checkout() -> Path | None:
     """The folder that was installed with `pip install -e`, or from which this runs uninstalled."""
     try:
-        told = importlib.metadata.distribution("vitcli").read_text("direct_url.json")
+        recorded = importlib.metadata.distribution("vitcli").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        told = None
-    if told:
-        source = json.loads(told)
+        recorded = None
+    if recorded:
+        source = json.loads(recorded)
         if source.get("dir_info", {}).get("editable"):
             return Path(url2pathname(urlparse(source["url"]).path))
     here = Path(__file__).resolve().parent.parent

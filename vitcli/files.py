@@ -91,7 +91,8 @@ def check_parent(path: Path) -> None:
     """
     if not path.parent.is_dir():
         raise VitcliError(
-            f"{path}: there is no folder {path.parent}", f"mkdir -p {shlex.quote(str(path.parent))}"
+            f"{path}: the folder {path.parent} is missing",
+            f"mkdir -p {shlex.quote(str(path.parent))}",
         )
 
 
@@ -216,7 +217,7 @@ class Lock:
 
     On POSIX it is flock's: it belongs to the open file, so a child that inherits `fd` holds it too,
     and it is free when both are gone, however they ended. Linux gives it the same meaning over NFS.
-    filelock (which has no shared locks and hands none to children) takes its place elsewhere; `fd`
+    On other systems it is filelock's, which has no shared locks and hands none to children; `fd`
     is None then.
     """
 

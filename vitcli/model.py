@@ -267,7 +267,7 @@ class Model:
             f"Model {self.name}: {self.parameters:,} parameters, {c.depth} "
             f"{'layers' if self.by_library else 'blocks'}, {c.hidden} hidden{heads}\n"
             f"  input: {height}x{width} px, {c.patch_size} px patches, "
-            f"{c.prefix_tokens} prefix tokens\n"
+            f"{c.prefix_tokens} prefix token{'' if c.prefix_tokens == 1 else 's'}\n"
             f"  weights: {self.weights}\n"
             f"  {self.dtype_name} on {self.device}, {self.engine} engine"
         )
@@ -671,14 +671,14 @@ def _library_preprocess(backbone: Backbone, request: ModelRequest) -> Preprocess
     Raises:
         VitcliError: settings of the library that cannot be followed, where the user gives none.
     """
-    told, found = backbone.prepared_by, None
+    settings, found = backbone.prepared_by, None
     try:
-        if told and backbone.library == "timm":
-            found = from_timm(told, source="timm's pretrained_cfg")
-        elif told and backbone.library == "open_clip":
-            found = from_open_clip(told)
-        elif told:
-            found = from_transformers(told).config
+        if settings and backbone.library == "timm":
+            found = from_timm(settings, source="timm's pretrained_cfg")
+        elif settings and backbone.library == "open_clip":
+            found = from_open_clip(settings)
+        elif settings:
+            found = from_transformers(settings).config
     except VitcliError:
         if not request.settings:
             raise

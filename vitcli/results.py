@@ -222,7 +222,7 @@ class LoadReport:
 
     `tensors_dropped` are the names that a drop rule of the family matched; `stored_dtypes` are
     those of the tensors used, `dtype` is the one they were read as; `preprocess_by` is None where
-    nothing tells how images are prepared. `preprocess` is that preparation, and `tensors_resized`
+    no preprocessing config was found. `preprocess` is that preparation, and `tensors_resized`
     says what follows from the size it gives.
     """
 
@@ -244,11 +244,11 @@ class LoadReport:
     def line(self) -> str:
         """One line for people."""
         dropped = f", {len(self.tensors_dropped)} left out" if self.tensors_dropped else ""
-        told = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
+        prepared = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
         resized = "".join(f", {text}" for text in self.tensors_resized)
         stored = f"{'/'.join(self.stored_dtypes)} " if self.stored_dtypes else ""
         return (
             f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
             f"{dropped}{resized}, {stored}read as {self.dtype}, "
-            f"preprocessing {told}{''.join(f'; {text}' for text in self.notes)}"
+            f"preprocessing {prepared}{''.join(f'; {text}' for text in self.notes)}"
         )

@@ -135,7 +135,9 @@ def test_words_have_a_nearest_and_presets_a_list(tmp_path: Path) -> None:
     )
     assert complaint(tmp_path, "{}", preset="zzz").endswith("run `vitcli presets` for the list")
     assert "did you mean rope2d?" in complaint(tmp_path, "{}", "encoder.position=rope")
-    assert "correct the value" in complaint(tmp_path, "{}", "encoder.norm_placement=middle")
+    assert "run `vitcli params --print-config` for valid values" in complaint(
+        tmp_path, "{}", "encoder.norm_placement=middle"
+    )
 
 
 def test_unreadable_files_are_one_line(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ class Tower:
 
     family: Family
     outer: str
-    """What stands before the names of the model that has the tower and its heads."""
+    """What precedes the names of the model that has the tower and its heads."""
     inner: str
-    """What stands after that before the tower's own names."""
+    """What follows it, before the tower's own names."""
     spelled: Mapping[str, str]
     """Names as the family's tables spell them, to those in the file; under `outer` alone."""
     inside: frozenset[str]
@@ -99,7 +99,7 @@ def detect(
         configs: the JSON files beside the weights.
         known: settings of the encoder by the preset and the user, for families of the same names.
         source: what the errors call the checkpoint.
-        prefix: `--prefix`, what stands before the tower's names.
+        prefix: `--prefix`, what precedes the tower's names.
 
     Raises:
         VitcliError: no supported family has the tower that the config names or these names, or
@@ -173,7 +173,7 @@ def _fits(
 
 
 def _outers(kinds: Iterable[str]) -> list[str]:
-    """What may stand before a model's names: the beginnings of what leads to numbered blocks."""
+    """What may precede a model's names: the beginnings of what leads to numbered blocks."""
     found = {""}
     for name in kinds:
         if block := re.search(r"\.\d+\.", name):
@@ -231,8 +231,8 @@ def _outermost(fits: list[Fit]) -> list[Fit]:
 def _told_apart(
     fits: list[Fit], configs: Configs, known: Mapping[str, Any], source: str
 ) -> list[Fit]:
-    """The fits without those whose `told_by` another one meets."""
-    twins = [(fit, fit[0].told_by) for fit in fits if fit[0].told_by]
+    """The fits without those whose `distinguished_by` another one meets."""
+    twins = [(fit, fit[0].distinguished_by) for fit in fits if fit[0].distinguished_by]
     if len(twins) < 2 or any(family.config_file in configs for (family, _, _), _ in twins):
         return fits
     strangers = [fit for fit, (key, value) in twins if known.get(key) != value]
@@ -314,10 +314,10 @@ def _refusal(
                 "check that the file is complete and that config.json belongs to it",
             )
     if fits and config:
-        told = f"model_type {kind!r}" if kind else "no model_type"
+        shown_kind = f"model_type {kind!r}" if kind else "no model_type"
         shown = ", ".join(dict.fromkeys(family.name for family, _, _ in fits))
         return VitcliError(
-            f"config.json has {told}, the tensors of {source} are named as in {shown}",
+            f"config.json has {shown_kind}, the tensors of {source} are named as in {shown}",
             "put the config.json of these weights beside them",
         )
     return VitcliError(

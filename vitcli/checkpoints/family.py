@@ -1,6 +1,6 @@
 """What a weight family is: data that one engine applies.
 
-A family tells tensors and settings of a library's checkpoint apart (signature), spells its names
+A family recognizes tensors and settings of a library's checkpoint (signature), spells its names
 one way (prefixes, aliases), says where each tensor goes (renames), what is left out (drops), and
 how the library's config reads in ours (settings). Adding one adds a table, no code path.
 """
@@ -118,8 +118,8 @@ class From:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """What `read` finds in the foreign tensor of this name (a template; any block stands for all).
+class FromTensor:
+    """What `read` finds in the foreign tensor of this name (a template; any block will do).
 
     For what no tensor of ours shows, such as the head count in the shape of a kernel.
     """
@@ -195,11 +195,11 @@ class Family:
         signature: names that must all be there once prefix and aliases are applied.
         absent: names that must not be there.
         ranks: how many axes tensors of these names have, where another family shares the names.
-        told_by: a setting of ours, and the value of it that tells this family from another of the
-            same names, where no foreign config names the model.
+        distinguished_by: a setting of ours, and the value of it that distinguishes this family from
+            another of the same names, where no foreign config names the model.
         model_types: the values of the foreign config's `model_type` (or its like) it answers to.
-        prefixes: what stands before the encoder's names in the library's own models with a head;
-            whatever stands before that in a larger model is found by itself.
+        prefixes: what precedes the encoder's names in the library's own models with a head;
+            whatever precedes that in a larger model is found by itself.
         aliases: (pattern, replacement) regular expressions that turn other spellings into the
             one that the tables use.
         renames: our state-dict names (templates) to foreign names.
@@ -208,7 +208,7 @@ class Family:
         ignored: foreign config keys that do not change what the encoder computes.
         decides: our settings that the family decides; a function gets those found so far and
             raises KeyError where it lacks one.
-        needs: our settings that neither tensors nor the family tell.
+        needs: our settings that neither tensors nor the family give.
         unproven: our settings that the family decides only where a config names the model; the
             names alone are those of others too, so without a config they are asked for.
         packed_gate: a first layer of twice the width is a gate and its input in this order,
@@ -219,7 +219,7 @@ class Family:
         any_prefix_rows: the table's prefix rows follow from its length (timm) in place of being
             those of CLS and distillation.
         wrappers: keys, one of which the file holds its state dict under; empty for any or none.
-        tells: our settings, or keys that begin with `_`, that single foreign tensors tell.
+        from_tensors: our settings, or keys that begin with `_`, that single foreign tensors give.
         flatten: lays a config that is nested in the library's own way flat, for `settings`; raises
             ValueError for what it does not know.
         preprocess: how images are prepared, from the JSON files beside the weights and the
@@ -233,7 +233,7 @@ class Family:
     renames: Renames
     absent: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)
-    told_by: tuple[str, Value] | None = None
+    distinguished_by: tuple[str, Value] | None = None
     model_types: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
     aliases: tuple[tuple[str, str], ...] = ()
@@ -251,7 +251,7 @@ class Family:
     config_file: str = "config.json"
     any_prefix_rows: bool = False
     wrappers: tuple[str, ...] = ()
-    tells: Mapping[str, Tell] = field(default_factory=dict)
+    from_tensors: Mapping[str, FromTensor] = field(default_factory=dict)
     flatten: Callable[[Mapping[str, Any]], Mapping[str, Value]] | None = None
     preprocess: Callable[[Configs, EncoderConfig], Preprocessing | None] | None = None
 

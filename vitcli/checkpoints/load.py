@@ -66,7 +66,7 @@ def load_weights(
         image_size: (height, width) in pixels that the preprocessing should give.
         which: `ema` or `raw`, where the file has an averaged copy of its weights; None for what
             the library takes, which is the average.
-        prefix: what stands before the vision tower's names, where it is not found by itself.
+        prefix: what precedes the vision tower's names, where it is not found by itself.
         adapters: PEFT's, to be added to the checkpoint's own tensors.
 
     Raises:
@@ -208,7 +208,7 @@ def plan_weights(
 
 
 def class_names(config: Mapping[str, Any] | None, outputs: int | None) -> tuple[str, ...] | None:
-    """What the outputs of a published classifier stand for: `id2label`, or timm's `label_names`.
+    """What the outputs of a published classifier mean: `id2label`, or timm's `label_names`.
 
     None where nobody named them; transformers writes LABEL_0, LABEL_1 ... where it knows no names.
     """
@@ -258,14 +258,19 @@ def _with_preprocess(
     layers = Layers()
     layers.add(Document(by or "config", config.model_dump(mode="python")))
     try:
-        told = family.preprocess(checkpoint.configs, config.encoder) if family.preprocess else None
+        prepared = (
+            family.preprocess(checkpoint.configs, config.encoder) if family.preprocess else None
+        )
     except VitcliError as error:
         if not chosen and not preset:
             raise
-        told, refused = None, error  # the user says it in place of a file that cannot be followed
-    if told:
-        by, notes = told.by, told.notes
-        layers.set(Setting(("preprocess",), told.config.model_dump(mode="python"), by))
+        prepared, refused = (
+            None,
+            error,
+        )  # the user says it in place of a file that cannot be followed
+    if prepared:
+        by, notes = prepared.by, prepared.notes
+        layers.set(Setting(("preprocess",), prepared.config.model_dump(mode="python"), by))
     for setting in chosen:
         layers.set(setting)
     name = Path(checkpoint.source).name or checkpoint.source
@@ -410,7 +415,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 class LoadedWeights:
     """An encoder in eval mode on the CPU that gives its library's numbers.
 
-    `config.preprocess` only means something where `report.preprocess_by` names who told it.
+    `config.preprocess` only means something where `report.preprocess_by` names its source.
     """
 
     config: ModelConfig

@@ -82,7 +82,7 @@ class Match:
     used: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     from_tensors: dict[str, Any] = field(default_factory=dict)
-    """Settings that single foreign tensors give, by Family.tells."""
+    """Settings that single foreign tensors give, by Family.from_tensors."""
     left: set[str] = field(default_factory=set)
     """Names in the tower that are neither used nor matched by a drop rule."""
     outside: set[str] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Match:
         return [*self.family.unproven, *(key for v in self.variants for key in v.unproven)]
 
     def gate_is_known(self) -> bool:
-        """Whether the names, or a family that has one kind alone, tell the gate of a gated MLP."""
+        """Whether the names, or a family that has one kind alone, show the gate of a gated MLP."""
         first = [p for name, p in self.parts.items() if name.endswith("feed_forward.fc1.weight")]
         return self.family.packed_gate or any(len(part.names) > 1 for part in first)
 
@@ -173,10 +173,10 @@ def assign(
             match.left.add(spelled[name])
         else:
             match.outside.add(spelled[name])
-    for key, tell in family.tells.items():
-        teller = next((n for n in spelled if _pattern(tell.source).fullmatch(n)), None)
-        if teller is not None:
-            match.from_tensors[key] = tell.read(tensors[spelled[teller]])
+    for key, given in family.from_tensors.items():
+        holder = next((n for n in spelled if _pattern(given.source).fullmatch(n)), None)
+        if holder is not None:
+            match.from_tensors[key] = given.read(tensors[spelled[holder]])
     return match
 
 

@@ -17,7 +17,7 @@ from vitcli.config.load import preset_names
 from vitcli.errors import VitcliError, install_extra
 
 SNAPSHOT_CONFIG = "config.yaml"
-"""vitcli's own config, which stands beside the weights of its snapshots."""
+"""vitcli's own config, which is beside the weights of its snapshots."""
 FOREIGN_CONFIGS = ("config.json", "open_clip_config.json", *PROCESSORS)
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (
@@ -345,5 +345,8 @@ def read_tensors(path: Path, which: str | None = None) -> Tensors:
         raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
     tensors = reader(path, which)
     if not tensors:
-        raise VitcliError(f"{path}: holds no tensors", "is it a checkpoint?")
+        raise VitcliError(
+            f"{path}: holds no tensors",
+            "name a file of weights",
+        )
     return tensors

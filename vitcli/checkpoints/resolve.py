@@ -43,7 +43,7 @@ _BLOCK = re.compile(r"vit\.blocks\.(\d+)\.(.+)")
 def settings_from_shapes(shapes: Shapes) -> dict[str, Any]:
     """Dotted keys of EncoderConfig that the tensors decide, image size and heads left out.
 
-    A key stands for what any block has, so that a tensor lost from one block is missed later.
+    A key means what any block has, so that a tensor lost from one block is missed later.
     """
     found: dict[str, Any] = {}
     patch = shapes.get("front_end.projection.weight", ())
@@ -149,7 +149,7 @@ _SIZE: TypeAdapter[tuple[int, int]] = TypeAdapter(Size)
 
 
 class _Claims:
-    """Values by dotted key, with their origin; the first claim of a key stands."""
+    """Values by dotted key, with their origin; the first claim of a key is kept."""
 
     def __init__(self) -> None:
         self.resolved: dict[str, ResolvedSetting] = {}
@@ -167,10 +167,10 @@ class _Claims:
 
     def agree(self, key: str, value: Any, by: str) -> None:
         """The tensors' value of `key` against another claim."""
-        stands = self.resolved.get(key)
-        if stands is not None and stands.value != value:
+        kept = self.resolved.get(key)
+        if kept is not None and kept.value != value:
             raise VitcliError(
-                f"{by} says {key} = {_shown(value)}, {stands.by} say {_shown(stands.value)}",
+                f"{by} says {key} = {_shown(value)}, {kept.by} say {_shown(kept.value)}",
                 f"leave out {by}: weights have the shape they were trained with"
                 if by.startswith("--")
                 else "use the config and the weights of the same model",

@@ -162,8 +162,8 @@ AGAIN = "download or copy it again"
 
 def damaged(path: Path, kind: str, error: Exception) -> VitcliError:
     """What reading `path` as `kind` ended with, in one line: the first sentence of `error`."""
-    told = "" if isinstance(error, LookupError) else str(error).strip()  # a key says nothing
-    sentence = told.splitlines()[0].split(". ")[0].rstrip(".") if told else ""
+    text = "" if isinstance(error, LookupError) else str(error).strip()  # a key says nothing
+    sentence = text.splitlines()[0].split(". ")[0].rstrip(".") if text else ""
     reason = f" ({textwrap.shorten(sentence, 120)})" if sentence else ""
     return VitcliError(f"{path}: truncated or not {kind}{reason}", AGAIN)
 

@@ -285,7 +285,7 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
         paths = [(*path, *key.split(".")) for key in named.split(", ")]
         return VitcliError(
             f"{layers.source(*paths)}: {'.'.join(paths[0])}: {text}",
-            "change either key" if len(paths) > 1 else "correct the value",
+            "change either key" if len(paths) > 1 else _example(schema),
         )
     if problem["type"] == "missing" and isinstance(problem["loc"][-1], str):
         hint = f"write `{path[-1]}: …`"
@@ -298,11 +298,18 @@ def _explain(schema: type[BaseModel], layers: Layers, error: ValidationError) ->
     text = problem["msg"][0].lower() + problem["msg"][1:]
     if problem["type"] == "missing":  # of a list
         text = f"too few values, there are {problem['loc'][-1]}"
-    hint = {"bool_type": "write true or false"}.get(problem["type"], "correct the value")
+    hint = {"bool_type": "write true or false"}.get(problem["type"], _example(schema))
     if problem["type"] == "literal_error" and isinstance(value, str):
         words = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         hint = nearest(value, words, hint)
     return VitcliError(f"{layers.source(path)}: {'.'.join(path)}: {text}{shown}", hint)
+
+
+def _example(schema: type[BaseModel]) -> str:
+    """Where valid values of every key are seen."""
+    command = {"ModelConfig": "params", "ShapesRun": "train-shapes", "ImagesRun": "train DATA"}
+    shown = command.get(schema.__name__)
+    return f"run `vitcli {shown} --print-config` for valid values" if shown else "change the value"
 
 
 def _short(value: Any) -> str:

@@ -404,8 +404,10 @@ class PreprocessConfig(Section):
             raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
         if self.resize in FOLLOWS_IMAGE and self.resize_size is not None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
-        if any(s <= 0 for s in self.std):
-            raise ValueError("std: each must be above zero")
+        if any(s < 1e-6 for s in self.std):  # what float32 would divide to infinity
+            raise ValueError("std: each must be at least 1e-6")
+        if any(abs(value) > 1e6 for value in (*self.mean, *self.std)):
+            raise ValueError("mean, std: each must be at most 1e6")
         if self.min_pixels > self.max_pixels:
             raise ValueError("min_pixels, max_pixels: larger than max_pixels")
         return self

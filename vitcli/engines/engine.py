@@ -187,8 +187,8 @@ class Runner:
             ENGINES[self.name].hooks or self.name == REFERENCE
         ):  # each layer is observed as it goes by, none is kept
             points = layer_points(self.encoder) if observe else []
-            taps = [(module, observe) for _, module in points if observe]
-            with torch.inference_mode(), self.kernels(), hooked(taps):
+            observed = [(module, observe) for _, module in points if observe]
+            with torch.inference_mode(), self.kernels(), hooked(observed):
                 answer: EncoderOutput = self.encoder(images)
             return answer
         key = (*images.shape[1:], int(observe is not None))
@@ -203,7 +203,7 @@ class Runner:
         return output
 
     def choose(self, images: Tensor) -> None:
-        """Settle AUTO by images of the shape to come; a named engine stays."""
+        """Choose what AUTO is by images of the shape to come; a named engine stays."""
         if self.name == AUTO:
             self.name, self.choice = fastest(self.encoder, images)
 

@@ -276,7 +276,7 @@ def decode(
     """Decode the first frame of an image file (a path) or of its content (bytes).
 
     `name` is how errors call it; `max_pixels` is checked on the header, before any pixel is
-    decoded; a side below `min_side` is an error. The format is told from the content, never from
+    decoded; a side below `min_side` is an error. The format follows from the content, never from
     the suffix. Pillow's limits and Python's warnings are process-wide, so decode in parallel
     with processes, not threads.
 

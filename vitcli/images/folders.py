@@ -271,7 +271,7 @@ def _splits_beside(names: set[str]) -> str | None:
 
 
 def _shared(folders: set[tuple[str, ...]]) -> int:
-    """How many leading folders tell nothing: all have them, none is a split, more follow."""
+    """How many leading folders say nothing: all have them, none is a split, more follow."""
     first, last = min(folders, default=()), max(folders, default=())
     shortest = min(map(len, folders), default=0)
     at = 0
@@ -332,7 +332,7 @@ class ImageFolder:
         return lines
 
     def shared(self) -> list[tuple[Item, Item]]:
-        """Images of the same bytes that stand in two classes or in two splits, in pairs.
+        """Images of the same bytes that are in two classes or in two splits, in pairs.
 
         Only files of the same length are read. What cannot be read is left out.
         """

@@ -73,7 +73,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Stands for an array that lies in the memory that both processes see."""
+    """In place of an array in the memory that both processes see."""
 
     shape: tuple[int, ...]
     dtype: str

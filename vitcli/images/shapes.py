@@ -2,7 +2,7 @@
 
 Only raw random bits, + - * /, square roots and comparisons are used: IEEE 754 rounds each of them
 in one way, while sines, logarithms and matrix products differ between processors and libraries.
-All shapes have the area of a circle of the same size, so that area tells no class.
+All shapes have the area of a circle of the same size, so that area says nothing of the class.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def synthetic_image(size: tuple[int, int] = (224, 224)) -> Image.Image:
     """An RGB picture of `size` (height, width), the same on every machine.
 
     A sky that fades downwards, a sun, hills with grass-like noise, a striped house: smooth
-    regions, edges, fine texture and all hues, so that no two patches are alike.
+    regions, edges, fine texture and all hues, so that all patches differ.
     """
     height, width = size
     rows, columns = np.mgrid[0:height, 0:width]

@@ -124,7 +124,7 @@ def list_members(asked: ShardRequest, _: Any = None) -> ShardMembers:
 
     Two members of one name are two entries. A link, which has no content of its own, is an entry
     that fails. Of a damaged shard all members before the damage are given, then one entry that
-    fails and stands for the rest. Files of one key (the path up to the first dot of the name)
+    fails in place of the rest. Files of one key (the path up to the first dot of the name)
     that lie side by side are one sample: `.cls` is its class, as is `label` (or `class_name`,
     `class`, `cls`, `category`, `target`) in `.json`.
     """

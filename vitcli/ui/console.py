@@ -302,7 +302,7 @@ def plural(count: int, noun: str) -> str:
 def short(value: int, units: str = "KMBT") -> str:
     """`85.8M`: three significant digits, by thousands; nothing for zero.
 
-    `units` names 10^3, 10^6 and so on; operations are told in KMGT.
+    `units` names 10^3, 10^6 and so on; operations are counted in KMGT.
     """
     if value < 1000:
         return str(value) if value else ""

@@ -118,7 +118,7 @@ def side_by_side(part: Any, count: int, **how: Any) -> list[Any]:
 def series(index: int, marker: bool = True) -> dict[str, Any]:
     """Color, marker and dash of series `index` (from 0), for `Axes.plot` and `Axes.errorbar`.
 
-    Each of the three tells series apart alone: in print without color, or for color-blind readers.
+    Each of the three is enough: in print without color, or for color-blind readers.
     """
     how = {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
     return how | ({"marker": MARKERS[index % len(MARKERS)]} if marker else {})
@@ -170,7 +170,7 @@ def plain_text(drawing: Any) -> None:
 
 
 def ended(name: str, most: int = 44) -> str:
-    """A name as long as a figure has room for: the middle gives way, the ends tell names apart."""
+    """A name as long as a figure has room for: the middle is left out, as ends differ more."""
     half = (most - 1) // 2
     return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
 

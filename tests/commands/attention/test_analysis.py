@@ -131,7 +131,7 @@ def scaled_queries(factor: float, **changes: int) -> Model:
 def test_the_smoother_one_is_named_with_its_paired_interval(photos: list[str]) -> None:
     sharp, smooth = scaled_queries(8.0), scaled_queries(0.01)
     result = attn_entropy([sharp, smooth], photos)
-    assert result.verdict_code == "told apart"
+    assert result.verdict_code == "distinguished"
     values = [m.layers[-1].by_image for m in result.models]
     gaps = np.array(values[1]) - np.array(values[0])
     low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
@@ -150,7 +150,7 @@ def test_no_winner_within_what_the_images_spread(photos: list[str]) -> None:
         for block in b.encoder.vit.blocks:
             block.attention.qkv.bias.add_(torch.randn_like(block.attention.qkv.bias) * 1e-3)
     result = attn_entropy([a, b], photos)
-    assert result.verdict_code == "not told apart"
+    assert result.verdict_code == "cannot be distinguished"
     assert "do not differ significantly" in result.verdict and "smoothest" not in result.verdict
 
 

@@ -86,7 +86,7 @@ def test_two_presets_side_by_side(photos: list[str]) -> None:
     first, second = answer["models"]
     assert (first["name"], second["name"]) == ("vit-ti16", "siglip-b16-224")
     assert second["layers"][0]["cls_mass"] is None and second["layers"][0]["entropy_cls"] is None
-    assert answer["verdict_code"] in ("told apart", "not told apart")
+    assert answer["verdict_code"] in ("distinguished", "cannot be distinguished")
     assert "paired over 2 images" in answer["verdict"]
     assert "describe the architecture" in answer["verdict"]
 

@@ -156,7 +156,8 @@ def broken(place: str) -> Model:
         "norm": model.encoder.vit.norm.weight,
     }[place]
     if parameter is None:
-        preprocessing = PreprocessConfig(resize_size=(24, 32), std=(1e-300, 1.0, 1.0))
+        config = PreprocessConfig(resize_size=(24, 32))
+        preprocessing = config.model_copy(update={"mean": (math.nan, 0.5, 0.5)})  # unchecked
         return Model(**{**vars(model), "known_preprocessing": preprocessing})
     with torch.no_grad():
         parameter.view(-1)[3] = float("nan")

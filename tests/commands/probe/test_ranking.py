@@ -100,7 +100,7 @@ def test_the_better_encoder_is_first_and_equal_ones_are_not_told_apart() -> None
     )
     turned = good @ np.linalg.qr(np.random.default_rng(0).normal(size=(8, 8)))[0]
     tied = ranked(good, turned, labels=labels)
-    assert tied.verdict_code == "not told apart"
+    assert tied.verdict_code == "cannot be distinguished"
     assert "m0 and m1 do not differ significantly on these 120 images" in tied.verdict
     noise = ranked(blobs(40, 3, 0.0)[0], blobs(40, 3, 0.0, seed=1)[0], labels=labels)
     assert noise.verdict_code == "no better" and "no better than always predicting" in noise.verdict
@@ -133,7 +133,7 @@ def test_an_encoder_of_noise_agrees_least_and_it_is_said_not_to_be_accuracy() ->
     views = [base + 0.3 * rng.normal(size=base.shape) for _ in range(2)]
     images = labeled([rng.normal(size=(120, 10)), *views], ["x"] * 120)
     result = agreement(Path("x"), images, 10)
-    assert result.ranked[-1].name == "m0" and result.verdict_code == "not told apart"
+    assert result.ranked[-1].name == "m0" and result.verdict_code == "cannot be distinguished"
     assert "not accuracy" in result.verdict
     assert result.ranked[0].low < result.ranked[0].neighbors < result.ranked[0].high
     # Two of random neighbors share k / (N - 1) on average.
@@ -172,7 +172,7 @@ def test_towers_are_chosen_from_a_folder_and_vectors_are_used_again(
     said = json.loads(result.stdout)
     assert {one["name"] for one in said["ranked"]} == {"vit-ti16", "vit-b16"}
     assert said["ranked"][0]["difference"] is None
-    assert said["verdict_code"] == "not told apart"
+    assert said["verdict_code"] == "cannot be distinguished"
     for one in said["ranked"]:
         cost = one["cost"]
         assert cost["images_per_s_p10"] <= cost["images_per_s"] <= cost["images_per_s_p90"]

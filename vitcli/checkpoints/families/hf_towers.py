@@ -63,14 +63,14 @@ _PIXELS = processor("PixtralImageProcessor")
 
 def _pixtral_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
     """The image processor's, with the patches that a processor which merges them pads up to."""
-    told = _PIXELS(configs, encoder)
+    found = _PIXELS(configs, encoder)
     whole = configs.get("processor_config.json", {})
     patch, merge = whole.get("patch_size"), whole.get("spatial_merge_size")
-    if told is None or told.config.resize != "within" or not (patch and merge):
-        return told
-    config = told.config.model_copy(update={"multiple": patch * merge})
+    if found is None or found.config.resize != "within" or not (patch and merge):
+        return found
+    config = found.config.model_copy(update={"multiple": patch * merge})
     note = f"sides up to multiples of {patch} x {merge} px (processor_config.json)"
-    return replace(told, config=config, notes=(*told.notes, note))
+    return replace(found, config=config, notes=(*found.notes, note))
 
 
 LAYER = "transformer.layers.{i}."
@@ -171,9 +171,9 @@ AIMV2 = Family(
         # The library has no other size; this is how timm resizes the same table.
         "position_table.resize": "bicubic_antialias",
         "position_table.resize_dtype": "float32",
-        "attention.proj_bias": lambda told: told["_qkv_bias"],
-        "attention.qkv_bias": lambda told: "qkv" if told["_qkv_bias"] else "none",
-        "mlp_bias": lambda told: told["_mlp_bias"],
+        "attention.proj_bias": lambda found: found["_qkv_bias"],
+        "attention.qkv_bias": lambda found: "qkv" if found["_qkv_bias"] else "none",
+        "mlp_bias": lambda found: found["_mlp_bias"],
     },
     needs=("heads", "norm_eps", "activation", "attention.proj_bias", "mlp_bias", "pooling"),
     variants=(

@@ -71,7 +71,7 @@ VIT = Family(
     preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "decoder.mask_token", BLOCK + "lambda_1"),
-    told_by=("position", "learned"),
+    distinguished_by=("position", "learned"),
     prefixes=("", "vit."),
     aliases=ALIASES,
     renames={**RENAMES, **CLS},
@@ -118,7 +118,7 @@ MAE = Family(
     preprocess=processor("ViTImageProcessor"),
     signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "pooler.dense", "classifier", BLOCK + "lambda_1"),
-    told_by=("position", "sincos2d"),
+    distinguished_by=("position", "sincos2d"),
     prefixes=("", "vit."),
     aliases=ALIASES,
     renames={**RENAMES, **CLS},
@@ -167,13 +167,13 @@ def _square(value: Any) -> tuple[int, int]:
     return height, width
 
 
-def _position(told: Mapping[str, Any]) -> str:
+def _position(found: Mapping[str, Any]) -> str:
     kinds = {
         (True, False): "learned",
         (False, True): "relative2d",
         (False, False): "none",
     }
-    return kinds[told["_absolute"], told["_relative"]]
+    return kinds[found["_absolute"], found["_relative"]]
 
 
 RELATIVE = BLOCK + "attention.attention.relative_position_bias."
@@ -228,8 +228,8 @@ BEIT = Family(
     ),
     decides={
         "position": _position,
-        "position_table.resize": lambda told: {"learned": "bicubic"}.get(
-            told["position"], "bilinear"
+        "position_table.resize": lambda found: {"learned": "bicubic"}.get(
+            found["position"], "bilinear"
         ),
         "position_table.resize_dtype": "model",
     },

@@ -112,7 +112,7 @@ INTERNVIT = Family(
         "position": "learned",
         "position_table.resize": "bicubic",
         "position_table.resize_dtype": "float32",
-        "attention.qk_norm_eps": lambda told: told["norm_eps"],
+        "attention.qk_norm_eps": lambda found: found["norm_eps"],
         "pooling": "cls",
         "head": "none",
         "head_out": None,

@@ -67,7 +67,7 @@ def from_open_clip(
         refuse(source, "preprocess_cfg.resize_mode", rule, "shortest and squash are handled")
     if name not in ("bicubic", "bilinear", "random"):  # random is for training; then bicubic
         refuse(source, "preprocess_cfg.interpolation", name, "bicubic or bilinear expected")
-    # For a size that is not square open_clip's shortest is bicubic whatever it was told.
+    # For a size that is not square open_clip's shortest is bicubic whatever it was found.
     bilinear = name == "bilinear" and (rule == "squash" or size[0] == size[1])
     config = {
         "resize": rule,
@@ -138,12 +138,12 @@ def _renames(root: str) -> Renames:
     }
 
 
-def _heads(told: Mapping[str, Any]) -> int:
-    return int(told["hidden"]) // int(told["_head_width"])
+def _heads(found: Mapping[str, Any]) -> int:
+    return int(found["hidden"]) // int(found["_head_width"])
 
 
-def _activation(told: Mapping[str, Any]) -> str:
-    return "quick_gelu" if told["_quick_gelu"] else str(told["_gelu"])
+def _activation(found: Mapping[str, Any]) -> str:
+    return "quick_gelu" if found["_quick_gelu"] else str(found["_gelu"])
 
 
 def _gelu(kwargs: Any) -> str:
@@ -223,8 +223,8 @@ def _tower(name: str, root: str) -> Family:
             "head": "projection",
             "heads": _heads,
             "activation": _activation,
-            "pool_norm": lambda told: told["_ln_after_pool"],
-            "final_norm": lambda told: not told["pool_norm"],
+            "pool_norm": lambda found: found["_ln_after_pool"],
+            "final_norm": lambda found: not found["pool_norm"],
         },
         needs=("heads", "norm_eps", "activation", "pooling", "pool_norm"),
         unproven=("position",),
@@ -263,7 +263,7 @@ OPENAI = replace(
     decides={
         **FIXED,
         "head": "projection",
-        "heads": lambda told: told["hidden"] // 64,
+        "heads": lambda found: found["hidden"] // 64,
         "norm_eps": 1e-5,
         "activation": "quick_gelu",
         "pooling": "cls",

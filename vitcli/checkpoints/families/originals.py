@@ -12,8 +12,8 @@ from vitcli.checkpoints.families.timm import BLOCK, LAYER_SCALE
 from vitcli.checkpoints.family import (
     Family,
     From,
+    FromTensor,
     Renames,
-    Tell,
     Variant,
     fused,
     joined,
@@ -93,8 +93,8 @@ def _periods(tensor: LazyTensor) -> tuple[float, ...]:
     return tuple(tensor.read().double().tolist())
 
 
-def _heads(told: Mapping[str, Any]) -> int:
-    return int(told["hidden"]) // int(told["_head_width"])
+def _heads(found: Mapping[str, Any]) -> int:
+    return int(found["hidden"]) // int(found["_head_width"])
 
 
 # The published periods are theta's rounded to bfloat16: the original computes with what is
@@ -121,9 +121,9 @@ DINOV3 = Family(
         "head_out": None,
     },
     needs=("heads",),
-    tells={
-        "rope.periods": Tell("rope_embed.periods", _periods),
-        "_head_width": Tell("rope_embed.periods", lambda t: 4 * t.shape[0]),
+    from_tensors={
+        "rope.periods": FromTensor("rope_embed.periods", _periods),
+        "_head_width": FromTensor("rope_embed.periods", lambda t: 4 * t.shape[0]),
     },
     variants=(
         Variant(
@@ -278,7 +278,7 @@ GOOGLE = Family(
         **_dense("pooling.feed_forward.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
     },
     drops=(r"(params/)?txt/.*", r"(params/)?[tb]", r"opt/state/.*"),
-    # flax's gelu is the tanh approximation unless told otherwise; timm and transformers read the
+    # flax's gelu is the tanh approximation unless found otherwise; timm and transformers read the
     # same files with the exact one.
     decides={
         "position": "learned",
@@ -288,7 +288,9 @@ GOOGLE = Family(
         "activation": "gelu_tanh",
     },
     needs=("heads", "pooling"),
-    tells={"heads": Tell(FLAX_BLOCK + ATTENTION + "query.weight", lambda t: t.shape[1])},
+    from_tensors={
+        "heads": FromTensor(FLAX_BLOCK + ATTENTION + "query.weight", lambda t: t.shape[1])
+    },
     any_prefix_rows=True,
     variants=(
         Variant(when=("cls",), unless=("MAPHead_0/probe",), settings={"pooling": "cls"}),

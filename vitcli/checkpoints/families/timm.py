@@ -87,9 +87,9 @@ NO_CLASSIFIER = Variant(
 )
 
 
-def patch_bias(told: Mapping[str, Any]) -> bool:
+def patch_bias(found: Mapping[str, Any]) -> bool:
     """The patch projection has a bias exactly where no norm follows it."""
-    return not told["ln_pre"]
+    return not found["ln_pre"]
 
 
 RESIZE = {"position_table.resize": "bicubic_antialias", "position_table.resize_dtype": "float32"}
@@ -173,8 +173,8 @@ def flattened(
             if k not in ("pretrained_cfg", "model_args", "global_pool")
         }
         given = {_REPLACES.get(key, key) for key in arguments}
-        told = {k: v for k, v in architectures[name].items() if k not in given}
-        flat |= {f"architecture.{key}": value for key, value in told.items()}
+        found = {k: v for k, v in architectures[name].items() if k not in given}
+        flat |= {f"architecture.{key}": value for key, value in found.items()}
         dynamic = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
         if pretrained.get("fixed_input_size") and pretrained.get("input_size") and not dynamic:
             flat["img_size"] = pretrained["input_size"][1:]
@@ -268,7 +268,7 @@ VIT = Family(
     verified="tiny random models, from files with and without config.json",
     signature=SIGNATURE,
     absent=(*ABSENT, BLOCK + "gamma_1"),
-    told_by=("position", "learned"),
+    distinguished_by=("position", "learned"),
     prefixes=("", "timm_model."),
     renames={**RENAMES, **QKV, **LAYER_SCALE, **MAP},
     settings={
@@ -298,8 +298,8 @@ VIT = Family(
     decides={
         **RESIZE,
         "patch_bias": patch_bias,
-        "attention.qk_norm_eps": lambda told: told["norm_eps"],
-        **dict.fromkeys(("attention.proj_bias", "mlp_bias"), lambda told: told["_biased"]),
+        "attention.qk_norm_eps": lambda found: found["norm_eps"],
+        **dict.fromkeys(("attention.proj_bias", "mlp_bias"), lambda found: found["_biased"]),
     },
     needs=NEEDS,
     unproven=("position",),
@@ -391,26 +391,26 @@ EVA_VARIANTS = (
 )
 
 
-def _position(told: Mapping[str, Any]) -> str:
+def _position(found: Mapping[str, Any]) -> str:
     """A table on the tokens, rotations of queries and keys, or both (EVA-02)."""
-    kinds = (told["_table"] and "learned", told["_turned"] and "rope2d")
+    kinds = (found["_table"] and "learned", found["_turned"] and "rope2d")
     return "+".join(kind for kind in kinds if kind) or "none"
 
 
 def _where_turned(default: Any) -> Callable[[Mapping[str, Any]], Any]:
     """`default` where nothing turns; what turns has to be said."""
 
-    def read(told: Mapping[str, Any]) -> Any:
-        if "rope" in told["position"]:
+    def read(found: Mapping[str, Any]) -> Any:
+        if "rope" in found["position"]:
             raise KeyError("rope")
         return default
 
     return read
 
 
-def gated_activation(told: Mapping[str, Any]) -> str:
+def gated_activation(found: Mapping[str, Any]) -> str:
     """Separate or packed, a gated MLP here is SwiGLU; the plain one is always exact GELU."""
-    return "silu" if told["mlp"] == "gated" else "gelu"
+    return "silu" if found["mlp"] == "gated" else "gelu"
 
 
 ROPE = Family(

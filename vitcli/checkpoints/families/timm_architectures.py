@@ -302,11 +302,11 @@ def _by_name(
 
 VISION_TRANSFORMERS = {
     name: {
-        **told,
+        **found,
         "position": "learned",
-        "mlp": "gated" if told["act_layer"] == "silu" else "plain",
+        "mlp": "gated" if found["act_layer"] == "silu" else "plain",
     }
-    for name, told in _by_name(_VISION_TRANSFORMER).items()
+    for name, found in _by_name(_VISION_TRANSFORMER).items()
 }
 EVAS = _by_name(_EVA)
 

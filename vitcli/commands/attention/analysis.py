@@ -240,7 +240,7 @@ def _deviation(values: Tensor) -> float | None:
 
 
 def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
-    """A code and one line: whose last layer is smoother, where the images tell them apart.
+    """A code and one line: whose last layer is smoother, where the images distinguish them.
 
     Encoders are compared by the paired differences of their normalized entropies image by image,
     with Student's interval; with k encoders each of the k - 1 comparisons with the smoothest has
@@ -288,12 +288,12 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
     together = " for all comparisons together" if len(rest) > 1 else ""
     images = f"paired over {shared} images, {CONFIDENCE:.0%} confidence{together}"
     if all(low > 0 for *_, low, _ in pairs):
-        return "told apart", (
+        return "distinguished", (
             f"smoothest in its last layer: {_title(first)}, at {_spread(first.layers[-1])} of "
             f"uniform attention, {', '.join(facts)}; {images}"
         )
     names = [_title(other) for other, _, _, low, _ in pairs if not low > 0]
-    return "not told apart", (
+    return "cannot be distinguished", (
         f"{' and '.join([_title(first), *names])} do not differ significantly in their last "
         "layers: "
         f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui.console import show
-from vitcli.ui.figures import Plot, draw
+from vitcli.ui.console import note, plural, progress, status
+from vitcli.ui.figures import Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
@@ -19,6 +19,7 @@ from vitcli.ui.options import (
     LibraryOption,
     Output,
     grouped,
+    parse_color,
 )
 
 if TYPE_CHECKING:
@@ -109,10 +110,6 @@ def attn_entropy(
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
       vitcli attn-entropy photo.jpg --weights A --engine reference
     """
-    from vitcli.ui.console import note, progress, status, warn
-    from vitcli.ui.figures import check_figure_file
-    from vitcli.ui.options import parse_color
-
     check_figure_file(plot)
     check_figure_file(overlay)
     if overlay is None and (rollout or fuse or scale):
@@ -157,20 +154,13 @@ def attn_entropy(
             watch=maps if overlay else analysis.no_watch,
             progress=bar,
         )
-    for failure in result.failed:
-        warn(failure.error)
-    if plot and result.models:
-        draw(result.figure, plot)
     if overlay and result.models:
         from vitcli.commands.attention.view import overlay_figure
-        from vitcli.ui.console import plural
 
         what = f"{plural(len(maps.sheets), 'sheet')} of maps"
         drawing = partial(overlay_figure, maps.sheets, maps.pictures, scale or "shared")
         draw(drawing, plot.at(overlay), what)
         if maps.left_out:
             note(f"{maps.left_out} more sheets of maps are left out (too many for one figure)")
-    if output.form != "table" or result.models:
-        show(result, output.form, every=every)
-    if result.failed:
-        raise typer.Exit(1)
+    empty = not result.models
+    finish(result, output.form, plot, failed=result.failed, empty=empty, every=every)

@@ -109,4 +109,5 @@ class AttentionResult(Result):
     verdict: str
     """A sentence: which encoder's last layer is smoother, by how much, and how certain."""
     verdict_code: str = ""
-    """one encoder, identical, one image, told apart, not told apart, undefined or no image."""
+    """one encoder, identical, one image, distinguished, cannot be distinguished, undefined or
+    no image."""

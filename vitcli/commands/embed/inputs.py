@@ -1,4 +1,4 @@
-"""The inputs of a job: from what stands on the command line to one sorted list on disk.
+"""The inputs of a job: from the words of the command line to one sorted list on disk.
 
 The list is on disk so that a million inputs take no memory.
 """
@@ -118,7 +118,7 @@ def _endless(name: str, what: str) -> VitcliError:
 
 
 def _matches(pattern: str, under: str = "") -> Iterator[str]:
-    """What a glob matches. `**` stands for folders that are neither hidden nor links.
+    """What a glob matches. `**` means folders that are neither hidden nor links.
 
     Not `glob`'s own `**`, which follows links, in circles too.
     """

@@ -365,7 +365,7 @@ def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """As it stands: what is not in the file is not added, since parts repeat the settings."""
+    """The file alone: no default is added, since parts repeat the settings."""
     return read_json(path, _Manifest).model_dump(mode="json", exclude_unset=True)
 
 

@@ -94,7 +94,7 @@ def _spread(
     places = int(there.get("GPU", 0) if gpu else there.get("CPU", 1) // job.threads)
     needs = {"num_gpus": 1} if gpu else {"num_cpus": min(job.threads, there.get("CPU", 1))}
     same = remembered(dataclasses.replace(request, device=model.device.type))
-    told = dataclasses.replace(options, fail_fast=False)  # decided here, where rows arrive
+    sent = dataclasses.replace(options, fail_fast=False)  # decided here, where rows arrive
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -102,7 +102,7 @@ def _spread(
     work = [{"part": part, "work": _packed(job, part, retry)} for part, retry in parts]
     dataset = ray.data.from_items(work, override_num_blocks=len(work)).map(
         PartActor,
-        fn_constructor_args=(same, told, job.threads, job.settings["weights_sha256"]),
+        fn_constructor_args=(same, sent, job.threads, job.settings["weights_sha256"]),
         compute=ray.data.ActorPoolStrategy(size=max(1, min(places, len(parts)))),
         **needs,
     )

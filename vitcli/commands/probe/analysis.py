@@ -534,7 +534,7 @@ class Trial:
         gaps = [(one, one.difference) for one in ranked[1:] if one.difference]
         tied = [one.name for one, gap in gaps if gap.p_holm >= ranking.ALPHA]
         if tied:
-            return "not told apart", (
+            return "cannot be distinguished", (
                 f"{' and '.join([best.name, *tied])} do not differ significantly {images}; "
                 f"{best.name}: {words}"
             )
@@ -621,7 +621,7 @@ def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
     ]
     caution = "this is agreement about nearest neighbors, not accuracy"
     if tied:
-        code = "not told apart"
+        code = "cannot be distinguished"
         words = (
             f"{' and '.join([names[first], *tied])} do not differ significantly in their "
             f"agreement with other encoders; {caution}"

@@ -182,7 +182,7 @@ class RankingResult(Result):
     """How speed and memory were measured; empty if they were not."""
     verdict: str
     verdict_code: str
-    """one best, not told apart, no better, too few images."""
+    """one best, cannot be distinguished, no better, too few images."""
     confusion_matrix: tuple[tuple[int, ...], ...] = ()
     """Of the best one, as in ProbeResult."""
 
@@ -226,4 +226,4 @@ class AgreementResult(Result):
     """Images that CKA was computed on."""
     verdict: str
     verdict_code: str
-    """most agreement, not told apart."""
+    """most agreement, cannot be distinguished."""

@@ -171,7 +171,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def peak_memory(step: Callable[[], object], device: torch.device) -> int | None:
     """Bytes at the peak of one call, after the call.
 
-    CUDA: all device memory in use at the peak. Elsewhere the growth during the call: of the
+    CUDA: all device memory in use at the peak. On others the growth during the call: of the
     resident set (CPU) or of the driver's memory (MPS); None where the system resolves none.
     """
     if device.type == "cuda":

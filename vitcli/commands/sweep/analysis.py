@@ -58,7 +58,7 @@ def sweep(
         sort: a name to sort by, `-name` for the largest first.
         group: keys whose values trials of a group share; by default all that varies but the seeds.
         power: also say how many seeds would detect a difference of this size.
-        on_event: is called with where the sweep stands.
+        on_event: is called with the state of the sweep.
 
     Raises:
         VitcliError: a file, a value or a directory that is not what it must be.
@@ -144,7 +144,7 @@ def plan(
     retry_failed: bool = False,
     program: Sequence[str] | None = None,
 ) -> SweepPlan:
-    """The trials known in advance, with their command lines, and how they stand now."""
+    """The trials known in advance, with their command lines, and their status."""
     seeds = max([1, *map(len, sweep.repeat.values())])
     if not sweep.search and sweep.size > MOST_TRIALS:
         return SweepPlan(

@@ -32,7 +32,7 @@ SHARES = frozenset({"accuracy", "acc", "share", "fraction"})
 """Words in the name of a metric that lies between 0 and 1."""
 MOST_PANELS = 8
 LABEL_CHARACTERS = 90
-"""How many stand beside each other below the axes."""
+"""How many fit beside each other below the axes."""
 MOST_LABELS = 48
 
 
@@ -63,7 +63,7 @@ def kind_of(report: SweepReport) -> str:
 
 @styled
 def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -> Any:
-    """Draw a report, a panel per metric; what the bars are stands below.
+    """Draw a report, a panel per metric; what the bars are is written below.
 
     Args:
         metric: draw this one alone.
@@ -148,7 +148,7 @@ def _named(report: SweepReport, key: str) -> str:
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
-    """One bar per group: the last key is the color, the other values stand below; dots: trials."""
+    """One bar per group: the last key is the color, the other values are below; dots: trials."""
     keys = _varying(report)
     color = keys[-1] if len(keys) > 1 else None
     below = [key for key in keys if key != color]

@@ -168,7 +168,7 @@ def _draws(sweep: Sweep, results: Results, trials: Sequence[SweepTrial]) -> tupl
 
 
 def never_found(found: SweepReport) -> list[str]:
-    """Metrics that stand in no finished trial's result: most likely a path with a mistake."""
+    """Metrics that are in no finished trial's result: most likely a path with a mistake."""
     done = [trial for trial in found.trials if trial.state == "done"]
     return [
         name for name in found.metrics if done and all(t.metrics.get(name) is None for t in done)

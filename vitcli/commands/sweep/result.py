@@ -19,7 +19,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class SweepTrial(Result):
-    """One trial: what it was given, how it stands, what it measured, how to run it again."""
+    """One trial: what it was given, its status, what it measured, how to run it again."""
 
     view_prefix: ClassVar[str] = "trial_"
 
@@ -73,7 +73,7 @@ class SweepGroup:
     wall_s: float | None
     """Mean seconds per trial."""
     states: Mapping[str, int] = field(default_factory=dict)
-    """How many trials of the group, finished or not, stand how."""
+    """How many trials of the group, finished or not, have which status."""
     diverged: int = 0
     """Finished trials without a number where other trials of the sweep have one."""
 
@@ -113,7 +113,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SweepReport(Result):
-    """How a sweep stands and what it measured so far."""
+    """The state of a sweep and what it measured so far."""
 
     rows_at: ClassVar[str] = "trials"
 
@@ -128,7 +128,7 @@ class SweepReport(Result):
     grouped_by: tuple[str, ...]
     metrics: tuple[str, ...]
     states: Mapping[str, int]
-    """How many trials stand how, before `--where`."""
+    """How many trials have which status, before `--where`."""
     objective: str
     """The metric a search improves, with its direction; empty without."""
     curve_names: tuple[str, ...]

@@ -45,7 +45,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in linux/prctl.h
 POLL_S = 0.02
 SLOW_POLL_S = 0.2
 EVENT_S = 1.0
-"""How long the time left may stand still."""
+"""How long the time left may stay the same."""
 ENDED_FROM_OUTSIDE = frozenset({-1, -2, -9, -15, 130, 137, 143})
 """Exit codes of a process that something else ended: HUP, INT, KILL, TERM, and as shells say it."""
 
@@ -186,7 +186,7 @@ def _dies_with(parent: int) -> Callable[[], None] | None:
 
 @dataclass(frozen=True)
 class Event:
-    """Where the sweep stands; `text` says what has just happened, if anything."""
+    """The state of the sweep; `text` says what has just happened, if anything."""
 
     counts: Counts
     seconds_left: float | None
@@ -201,7 +201,7 @@ class Outcome:
     """Trials that this call brought to an end, good or bad."""
     killed: int
     counts: Counts
-    """How the whole sweep stands."""
+    """The state of the whole sweep."""
     stopped: str = ""
 
 
@@ -225,7 +225,7 @@ class _Slot:
 class Runner:
     """Runs a sweep's trials.
 
-    `program` stands in for this vitcli: the words before the command's name.
+    `program` takes the place of this vitcli: the words before the command's name.
     """
 
     sweep: Sweep

@@ -407,7 +407,7 @@ class SearchSection(Section):
 
 
 class MetricSection(Section):
-    """A column: where its value stands in the result, and how figures and sentences name it."""
+    """A column: where its value is in the result, and how figures and sentences name it."""
 
     path: str
     label: str = ""

@@ -253,7 +253,7 @@ class _Reader:
         name = given or Path(self.document.source).stem
         if name in (".", "..") or not name.isprintable() or set(name) & {"/", "\\"}:
             text = f"is not the name of a directory (got {name!r})"
-            hint = "write one word; --out DIR chooses another place"
+            hint = "write `name: my-sweep`; --out DIR chooses another place"
             raise self.fail(("name",), text, hint)
         if len(name) > 100:
             raise self.fail(("name",), f"is too long ({len(name)} characters)", "at most 100")

@@ -287,10 +287,10 @@ def remote_trials(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
         if entry.state.name == "FAIL" and "outcome" in attributes:
             state = "failed"
-        known = attributes.get("told", [])
+        known = attributes.get("told", [])  # the name in storages that exist
         for index, id in enumerate(_ids(entry) if state else []):
-            told = known[index] if isinstance(known, list) and index < len(known) else {}
-            of = checked(RemoteTrial, where, told, "name another --storage")
+            record = known[index] if isinstance(known, list) and index < len(known) else {}
+            of = checked(RemoteTrial, where, record, "name another --storage")
             found[id] = SweepTrial(
                 id=id,
                 state=state or "",
@@ -381,10 +381,10 @@ class Search:
         value = statistics.fmean(numbers)
         if not self._local:  # a report on another machine has nothing else to read
             ended = zip(claim.trials, results, strict=True)
-            told = [
+            records = [
                 record_of(self.sweep, trial, place, result) for (trial, place, _), result in ended
             ]
-            self._attribute(claim, "told", told)
+            self._attribute(claim, "told", records)
         self._end(claim, self._states.COMPLETE, [value])
         return ""
 
@@ -406,7 +406,7 @@ class Search:
         self._end(claim, self._states.FAIL, None)
 
     def counts(self) -> Counts:
-        """How the whole search stands, on every machine, in points."""
+        """The state of the whole search, on every machine, in points."""
         states = [entry.state for id, same in self._meanings().items() if id for entry in same]
         return Counts(
             done=states.count(self._states.COMPLETE),
@@ -417,7 +417,7 @@ class Search:
         )
 
     def beat(self, claims: Sequence[Claim]) -> None:
-        """Tell a database storage, now and then, that these trials are alive."""
+        """Report to a database storage, now and then, that these trials are alive."""
         if time.monotonic() < self._beat_at:
             return
         self._beat_at = time.monotonic() + HEARTBEAT_S / 3

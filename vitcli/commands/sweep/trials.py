@@ -40,7 +40,7 @@ LARGEST = 2**1000
 
 @dataclass(frozen=True)
 class Status:
-    """The file `status`: how a trial stands."""
+    """The file `status` of a trial."""
 
     state: State
     started: FiniteFloat | None = None
@@ -122,7 +122,7 @@ class TrialDir:
         return is_held(self.path / "lock")
 
     def status(self) -> Status:
-        """How it stands; a trial that says it runs although nobody holds its lock was cut off.
+        """Its status; a trial that says it runs although nobody holds its lock was cut off.
 
         Raises:
             VitcliError: the file is damaged.
@@ -341,7 +341,7 @@ def placed(params: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def shown_command(program: Sequence[str] | None, arguments: Sequence[str]) -> str:
-    """The command line for people: `vitcli …`, or the program that stands in for it."""
+    """The command line for people: `vitcli …`, or the program in its place."""
     return shlex.join([*(program or ["vitcli"]), *arguments])
 
 
@@ -364,7 +364,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def lookup(value: Any, path: str) -> Any:
-    """What stands at a dotted path: `result.val_accuracy`, `runs.0.wall_s.median`.
+    """What is at a dotted path: `result.val_accuracy`, `runs.0.wall_s.median`.
 
     In a list, `-1` is the last item, a word the item of that `name` (`runs.0.components.FFN.share`)
     and `*` every item: `history.*.loss` is a list. None where there is nothing.
@@ -436,7 +436,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Counts:
-    """Trials of a sweep by how they stand."""
+    """Trials of a sweep by status."""
 
     done: int
     running: int
@@ -528,7 +528,7 @@ class Planned:
         """Nothing: a lock that is held says that its holder lives."""
 
     def counts(self) -> Counts:
-        """How the whole sweep stands, in every process that runs it."""
+        """The state of the whole sweep, in every process that runs it."""
         states: list[State] = list(self._ended.values())
         folder = self.results.root / "trials"
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

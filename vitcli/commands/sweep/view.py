@@ -33,7 +33,7 @@ MOST_LINES = 12
 def tables(
     report: SweepReport, each: bool = False, metric: str | None = None
 ) -> Iterator[str | Table]:
-    """What was asked, the table of groups or of trials, how many stand how, and what differs.
+    """What was asked, the table of groups or of trials, their status, and what differs.
 
     Args:
         each: a row per trial, not per group.
@@ -324,7 +324,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
             nonlocal ended
             if event.text:
                 note(event.text)
-            words, now = _standing(event), event.counts.total - event.counts.left
+            words, now = _state(event), event.counts.total - event.counts.left
             bar(now, event.counts.total, words)
             if not bar.live and now != ended:
                 bar.line(words)
@@ -333,7 +333,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
         yield on_event
 
 
-def _standing(event: Event) -> str:
+def _state(event: Event) -> str:
     counts = event.counts
     words = [f"{counts.done}/{counts.total} done", f"{counts.running} running"]
     words += [f"{counts.failed} failed"] if counts.failed else []

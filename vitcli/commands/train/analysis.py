@@ -441,9 +441,9 @@ def run(
         else:
             encoder = started(request, config, source, data, say)
         if directory and processes.first and isinstance(encoder, TimmNetwork):
-            told = encoder.config(config.preprocess, data.classes)
+            written = encoder.config(config.preprocess, data.classes)
             with atomic_write(directory.path / "config.json") as file:
-                file.write(json.dumps(told, indent=2).encode())
+                file.write(json.dumps(written, indent=2).encode())
         encoder = encoder.to(device)
         set_threads([encoder, teacher] if teacher else [encoder], config.train.threads)
         trainer = Trainer(

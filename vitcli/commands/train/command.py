@@ -169,7 +169,7 @@ class TrainOptions(ModelOptions):
     ] = False
 
     def train_settings(self) -> tuple[Setting, ...]:
-        """Every option as the config key it stands for; `--set` last, so the exact key wins."""
+        """Every option as its config key; `--set` last, so the exact key wins."""
         warmup = self.warmup and parse_value(self.warmup, f"--warmup {self.warmup}")
         size = parse_size(self.image_size) if self.image_size else None
         named: list[tuple[str, str, Any]] = [

@@ -372,8 +372,8 @@ class Places(list[list[tuple[int, int]]]):
 class Prepared(Dataset[Sample]):
     """Image (epoch, index), augmented from a seed of its own: the same in any worker.
 
-    In training the next readable image stands in for one that cannot be read, the same whenever
-    the run comes there; elsewhere, and where there is none, the label is NO_LABEL.
+    In training the next readable image replaces one that cannot be read, the same whenever
+    the run comes there; in validation, and where there is none, the label is NO_LABEL.
     """
 
     def __init__(

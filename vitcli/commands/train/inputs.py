@@ -62,7 +62,7 @@ class Inputs:
 
 
 def spot(image: Input, seed: int, what: str) -> float:
-    """Where an image stands from 0 to 1 in the draw `what`; its name and the seed decide."""
+    """The place of an image from 0 to 1 in the draw `what`; its name and the seed decide."""
     return derived_seed(seed, what, image.path) / 2**63
 
 
