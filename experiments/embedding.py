@@ -1,17 +1,21 @@
 """`vitcli embed` beside the script that most people write: timm, a DataLoader, Parquet.
 
     python experiments/embedding.py [--images 2000] [--size 500x375] [--format jpg] [--rounds 3]
+    python experiments/embedding.py --images 96 --size 4000x3000 --preset vit-b16 \\
+        --timm vit_base_patch16_224 --own-workers 1 2 3 --own-threads 1 2
 
 Draws the images, then runs both as whole processes in turn, the script with each number of
 DataLoader workers asked for. Both have fresh weights of one ViT-Ti/16 (or `--preset` and its
 `--timm` name), read the same files and write 224-pixel float32 embeddings as Parquet. Prints the
-seconds of each (median over rounds, smallest and largest), and how many times faster `vitcli
-embed` is than the script at its best. Needs timm and pyarrow.
+seconds of each (median over rounds, smallest and largest), how many times faster `vitcli embed`
+at its defaults is than the script at its best, and, with `--own-workers` or `--own-threads`, than
+itself at the best of these. Needs timm and pyarrow.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import shutil
 import statistics
@@ -24,6 +28,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+OWN = "vitcli embed"
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -74,10 +79,11 @@ def draw(folder: Path, count: int, size: tuple[int, int], suffix: str, distinct:
         shutil.copyfile(first, folder / f"{number:05d}.{suffix}")
 
 
-def seconds(command: list[str]) -> tuple[float, float]:
+def seconds(command: list[str], threads: int | None = None) -> tuple[float, float]:
     """Wall time of a command, and the processor time of all its processes."""
+    limit = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **limit})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.perf_counter() - start, used
@@ -90,6 +96,8 @@ def main() -> None:
     parser.add_argument("--format", default="jpg", choices=("jpg", "png"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loader-workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--own-workers", type=int, nargs="+", default=[])
+    parser.add_argument("--own-threads", type=int, nargs="+", default=[])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--preset", default="vit-ti16")
     parser.add_argument("--timm", default="vit_tiny_patch16_224")
@@ -100,29 +108,39 @@ def main() -> None:
         images.mkdir()
         draw(images, asked.images, (width, height), asked.format)
         ours = [sys.executable, "-m", "vitcli", "embed", str(images), "--out", str(out)]
-        ways = {"vitcli embed": [*ours, "--preset", asked.preset]}
+        ours += ["--preset", asked.preset]
+        ways: dict[str, tuple[list[str], int | None]] = {OWN: (ours, None)}
+        for workers in asked.own_workers:
+            ways[f"{OWN}, --workers {workers}"] = [*ours, "--workers", str(workers)], None
+        for threads in asked.own_threads:
+            ways[f"{OWN}, {threads} threads"] = ours, threads
         for workers in asked.loader_workers:
             arguments = [str(images), str(table), asked.timm, str(workers), str(asked.batch)]
-            ways[f"script, {workers} workers"] = [sys.executable, "-c", SCRIPT, *arguments]
+            ways[f"script, {workers} workers"] = [sys.executable, "-c", SCRIPT, *arguments], None
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
         for _ in range(asked.rounds):
-            for way, command in ways.items():
-                times[way].append(seconds(command))
+            for way, (command, limit) in ways.items():
+                times[way].append(seconds(command, limit))
                 shutil.rmtree(out, ignore_errors=True)
     print(f"{asked.preset}, {asked.images} {asked.format} of {asked.size}, {asked.rounds} rounds")
     for way, measured in times.items():
         wall, used = (statistics.median(values) for values in zip(*measured, strict=True))
         spread = f"{min(measured)[0]:.1f} to {max(measured)[0]:.1f}"
         rate = asked.images / wall
-        print(f"{way:20} {wall:7.1f} s ({spread}), {rate:6.1f} img/s, {used:6.1f} s of a core")
-    own, *scripts = times.values()
-    for number, what in enumerate(("wall time", "processor time")):
-        rounds = zip(own, *scripts, strict=True)
-        ratios = [min(s[number] for s in rest) / mine[number] for mine, *rest in rounds]
-        print(
-            f"{what}: vitcli embed is {statistics.median(ratios):.2f} times as fast as the best "
-            f"script ({min(ratios):.2f} to {max(ratios):.2f} over rounds)"
-        )
+        print(f"{way:26} {wall:7.1f} s ({spread}), {rate:6.1f} img/s, {used:6.1f} s of a core")
+    others = {"script": "the best script", OWN: "its best --workers and threads"}
+    for begin, what in others.items():
+        rest = [values for way, values in times.items() if way.startswith(begin) and way != OWN]
+        for number, kind in enumerate(("wall time", "processor time")):
+            rounds = zip(times[OWN], *rest, strict=True)
+            ratios = [
+                min(t[number] for t in theirs) / mine[number] for mine, *theirs in rounds if theirs
+            ]
+            if ratios:
+                print(
+                    f"{kind}: {OWN} is {statistics.median(ratios):.2f} times as fast as {what} "
+                    f"({min(ratios):.2f} to {max(ratios):.2f} over rounds)"
+                )
 
 
 if __name__ == "__main__":

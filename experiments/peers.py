@@ -1,19 +1,24 @@
-"""ViT-B/16 in vitcli, timm, transformers, torchvision and ONNX Runtime, side by side.
+"""ViT-B/16 in vitcli, timm, transformers, torchvision, ONNX Runtime and OpenVINO, side by side.
 
     pip install -e ".[peers]"
     python experiments/peers.py --out runs/peers                  everything: about half an hour
     python experiments/peers.py --batch 1 --rounds 5 --skip cold  a look
+    python experiments/peers.py --dtype bfloat16 --out runs/bf16 --skip cold --skip memory
+    python experiments/peers.py --int8 --out runs/int8 --skip cold --skip memory
 
 The same weights go into each library, and their outputs must agree before anything is timed. Times
 are taken in turn, A B A B, in one process; what is printed is the median of the ratios of each
 round, with its 10th and 90th percentile. Memory and cold starts are measured in processes of their
-own. What is measured already in --out is not measured again; `--fresh` starts over.
+own. What is measured already in --out is not measured again; `--fresh` starts over. OpenVINO is
+measured where it is installed (`pip install openvino`). `--int8` adds ONNX Runtime on a graph whose
+linear maps are quantized dynamically, and prints its cosines to float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import platform
@@ -27,7 +32,14 @@ from typing import Any
 
 IMAGE = 224
 EAGER_PEERS = ("timm", "transformers", "torchvision")
-SUBJECTS = ("vitcli eager", *EAGER_PEERS, "vitcli onnx", "vitcli compile", "onnxruntime")
+ENGINES = ("vitcli eager", "vitcli onednn", "vitcli compile", "vitcli onnx")
+SUBJECTS = {
+    "float32": (*ENGINES, *EAGER_PEERS, "timm compile", "onnxruntime", "openvino"),
+    "bfloat16": (*ENGINES[:3], "timm", "timm compile", "openvino"),
+}
+INT8 = "onnxruntime int8"
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+"""Largest difference of outputs, whose values are about 1."""
 PARTS = ("time", "memory", "cold")
 Run = Callable[[Any], Any]
 """Images (B, 3, 224, 224) to the CLS tokens (B, 768) after the final norm."""
@@ -129,19 +141,25 @@ def peer(library: str, state: dict[str, Any] | None) -> Any:
     return model.eval()
 
 
-def subject(name: str, state: dict[str, Any], folder: Path) -> Run:
-    """One of SUBJECTS, ready to run."""
+def subject(name: str, state: dict[str, Any], folder: Path, dtype: str = "float32") -> Run:
+    """One of SUBJECTS, ready to run: images in that dtype to CLS tokens."""
     import torch
 
     if name.startswith("vitcli"):
         import vitcli
 
-        ours = vitcli.load("vit-b16", engine=name.split()[1], device="cpu")
+        ours = vitcli.load("vit-b16", engine=name.split()[1], device="cpu", dtype=dtype)
         ours.encoder.load_state_dict(state)
         return lambda images: ours.runner(images).tokens[:, 0]
-    if name == "onnxruntime":
-        return alone(state, folder)
-    model = peer(name, state)
+    if name in ("onnxruntime", INT8):
+        return alone(state, folder, quantized=name == INT8)
+    if name == "openvino":
+        return by_openvino(state, folder, dtype)
+    library, _, compiled = name.partition(" ")
+    model = peer(library, state).to(getattr(torch, dtype))
+    if compiled:
+        model.forward_features = torch.compile(model.forward_features, dynamic=None)
+    name = library
     read: dict[str, Run] = {
         "timm": lambda images: model.forward_features(images)[:, 0],
         "transformers": lambda images: model(images).last_hidden_state[:, 0],
@@ -150,9 +168,8 @@ def subject(name: str, state: dict[str, Any], folder: Path) -> Run:
     return torch.inference_mode()(lambda images: read[name](images))
 
 
-def alone(state: dict[str, Any], folder: Path) -> Run:
-    """ONNX Runtime without vitcli: timm's module by torch's exporter."""
-    import onnxruntime
+def exported(state: dict[str, Any], folder: Path) -> Path:
+    """timm's module as torch's own exporter writes it."""
     import torch
 
     path = folder / "timm.onnx"
@@ -161,11 +178,40 @@ def alone(state: dict[str, Any], folder: Path) -> Run:
         batch = ({0: torch.export.Dim("batch")},)
         module = peer("timm", state)
         torch.onnx.export(module, (pair,), path, dynamo=True, dynamic_shapes=batch, verbose=False)
+    return path
+
+
+def alone(state: dict[str, Any], folder: Path, quantized: bool = False) -> Run:
+    """ONNX Runtime without vitcli; `quantized` with linear maps in int8, scaled as they come."""
+    import onnxruntime
+    import torch
+
+    path = exported(state, folder)
+    if quantized:
+        from onnxruntime.quantization import quantize_dynamic
+
+        small = folder / "timm-int8.onnx"
+        if not small.exists():
+            kinds = ["MatMul", "Gemm"]
+            quantize_dynamic(path, small, op_types_to_quantize=kinds, per_channel=True)
+        path = small
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options)
     name = session.get_inputs()[0].name
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+
+def by_openvino(state: dict[str, Any], folder: Path, dtype: str) -> Run:
+    """OpenVINO on the same file, computing in `dtype`; images are given in float32."""
+    import openvino
+    import torch
+
+    kind = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    how = {"INFERENCE_PRECISION_HINT": kind, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    core = openvino.Core()
+    compiled = core.compile_model(str(exported(state, folder)), "CPU", how)
+    return lambda images: torch.from_numpy(compiled([images.float().numpy()])[0].copy())
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -179,16 +225,22 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure_times(names: Sequence[str], batch: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure_times(
+    names: Sequence[str], batch: int, rounds: int, folder: Path, dtype: str
+) -> dict[str, Any]:
     """Seconds of each subject, all in one process, after their outputs were found to agree."""
     import torch
 
     state = weights()
-    runs = {name: subject(name, state, folder) for name in names}
+    runs = {name: subject(name, state, folder, dtype) for name in names}
     images = torch.randn(batch, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(1))
-    answers = {name: run(images) for name, run in runs.items()}  # also the warm-up
-    worst = max((answers[name] - answers[names[0]]).abs().max().item() for name in names)
-    assert worst < 1e-3, f"outputs differ by {worst}"
+    images = images.to(getattr(torch, dtype))
+    answers = {name: run(images).float() for name, run in runs.items()}  # also the warm-up
+    cosine = torch.nn.functional.cosine_similarity
+    cosines = {n: cosine(answers[n], answers[names[0]], dim=-1).min().item() for n in names}
+    exact = [name for name in names if name != INT8]
+    worst = max((answers[name] - answers[names[0]]).abs().max().item() for name in exact)
+    assert worst < TOLERANCE[dtype], f"outputs differ by {worst}"
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):
         order = list(names) if index % 2 == 0 else list(reversed(names))
@@ -197,7 +249,7 @@ def measure_times(names: Sequence[str], batch: int, rounds: int, folder: Path) -
             runs[name](images)
             times[name].append(time.perf_counter() - start)
         say(f"batch {batch}: round {index + 1} of {rounds}")
-    return {"largest_difference": worst, "seconds": times}
+    return {"largest_difference": worst, "cosine": cosines, "seconds": times}
 
 
 def measure_memory(name: str, batch: int, folder: Path) -> dict[str, Any]:
@@ -312,13 +364,13 @@ def in_child(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, 
     return answer
 
 
-def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> None:
+def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int], dtype: str) -> None:
     """Markdown on stdout: what is there of each part."""
     import torch
 
     entries = notebook.entries
     threads = torch.get_num_threads()
-    print(f"{processor()}, {threads} threads, torch {torch.__version__}, float32\n")
+    print(f"{processor()}, {threads} threads, torch {torch.__version__}, {dtype}\n")
     print("| batch | | seconds | vitcli eager is faster by | best vitcli engine by | memory |")
     print("|---|---|---|---|---|---|")
     for batch in batches:
@@ -339,6 +391,22 @@ def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> 
                 ratio = spread([b / a for a, b in zip(times[mine], times[name], strict=True)])
                 row.append(f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})")
             print(f"| {batch} | {name} | {' | '.join(row)} | {memory} |")
+    for batch in batches:
+        times = entries.get(f"time {batch}", {}).get("seconds", {})
+        ours = [n for n in times if n.startswith("vitcli")]
+        theirs = [n for n in times if n not in ours and n != INT8]
+        if ours and theirs:
+            mine, peers = (
+                min((times[n] for n in some), key=statistics.median) for some in (ours, theirs)
+            )
+            ratio = spread([b / a for a, b in zip(mine, peers, strict=True)])
+            print(
+                f"\nbatch {batch}: vitcli's best engine is {ratio['median']:.2f} times as fast as "
+                f"the best peer ({ratio['p10']:.2f} to {ratio['p90']:.2f})"
+            )
+        found = entries.get(f"time {batch}", {}).get("cosine", {})
+        if INT8 in found:
+            print(f"batch {batch}: smallest cosine of {INT8} to {names[0]} {found[INT8]:.5f}")
     cold = entries.get("cold", {}).get("seconds", {})
     if cold:
         print("\n| whole process, image file to embedding | seconds | vitcli takes |")
@@ -347,6 +415,10 @@ def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int]) -> 
         ratio = spread([a / b for a, b in zip(cold["vitcli"], seconds, strict=True)])
         text = f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f}) of it"
         print(f"| {name} | {statistics.median(seconds):.2f} | {text} |")
+
+
+def installed(name: str) -> bool:
+    return name != "openvino" or importlib.util.find_spec("openvino") is not None
 
 
 def main() -> None:
@@ -358,10 +430,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="at batch 64 a third of them")
     parser.add_argument("--cold-rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--subject", action="append", choices=SUBJECTS, help="default: all")
+    parser.add_argument("--dtype", default="float32", choices=SUBJECTS)
+    parser.add_argument("--int8", action="store_true", help=f"with {INT8}, in float32")
+    everything = [*SUBJECTS["float32"], INT8]
+    parser.add_argument("--subject", action="append", choices=everything, help="default: all")
     parser.add_argument("--skip", action="append", default=[], choices=PARTS)
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--memory-of", choices=SUBJECTS, help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=everything, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     import torch
@@ -372,7 +447,8 @@ def main() -> None:
     if arguments.memory_of:
         print(json.dumps(measure_memory(arguments.memory_of, batches[0], arguments.out)))
         return
-    names = arguments.subject or list(SUBJECTS)
+    names = arguments.subject or [name for name in SUBJECTS[arguments.dtype] if installed(name)]
+    names += [INT8] if arguments.int8 else []
     notebook = Notebook(arguments.out / "peers.json", arguments.fresh)
     if "cold" not in arguments.skip:
         notebook.need("cold", lambda: measure_cold(arguments.cold_rounds, arguments.out))
@@ -382,7 +458,7 @@ def main() -> None:
             notebook.need(
                 f"time {batch}",
                 lambda batch=batch, rounds=rounds: measure_times(  # type: ignore[misc]
-                    names, batch, rounds, arguments.out
+                    names, batch, rounds, arguments.out, arguments.dtype
                 ),
             )
         for name in names if "memory" not in arguments.skip else ():
@@ -390,7 +466,7 @@ def main() -> None:
                 f"memory {name} {batch}",
                 lambda name=name, batch=batch: in_child(arguments, name, batch),  # type: ignore[misc]
             )
-    report(notebook, names, batches)
+    report(notebook, names, batches, arguments.dtype)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class EngineKind:
     """Other batch sizes than those prepared for cost nothing the first time."""
     own_encoder: bool = True
     """Runs vitcli's encoder, so that it can take another engine's place."""
+    exact: bool = True
+    """Gives eager's numbers to rounding."""
 
 
 ENGINES = {
@@ -39,7 +41,7 @@ ENGINES = {
     "onednn": EngineKind(
         "torch's oneDNN kernels for linear maps and GELU",
         "pytorch",
-        dtypes=("float32",),
+        dtypes=("float32", "bfloat16"),
         devices=("cpu",),
         hooks=True,
     ),
@@ -50,6 +52,14 @@ ENGINES = {
         dtypes=("float32", "float16"),
         devices=("cpu", "cuda"),
         profiled=False,
+    ),
+    "int8": EngineKind(
+        "ONNX Runtime with linear maps in 8-bit integers (extra onnx)",
+        "onnx_runtime",
+        dtypes=("float32",),
+        devices=("cpu",),
+        profiled=False,
+        exact=False,
     ),
     "reference": EngineKind(
         "the encoder's own library, unchanged (extra reference)",

@@ -235,7 +235,7 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
         return remembered[key], f"--engine auto: {remembered[key]}, as measured here before"
     engines: dict[str, Engine] = {}
     for name, kind in ENGINES.items():
-        if not kind.own_encoder:
+        if not (kind.own_encoder and kind.exact):
             continue
         with suppress(VitcliError):  # not installed, or not for this dtype or device
             engines[name] = prepare_engine(

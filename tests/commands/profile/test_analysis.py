@@ -176,6 +176,18 @@ def test_the_yardstick_is_the_fastest_call_of_each_shape(monkeypatch):
     assert yard.gflops == pytest.approx(2 * 3 * (4 * 8 + 8 * 2) / 2.0 / 1e9)
 
 
+@pytest.mark.parametrize("runs", [1, 7])
+def test_the_yardstick_is_tried_beside_every_step_and_five_times_at_least(tiny, monkeypatch, runs):
+    tried: list[int] = []
+    trial = machine.Yardstick.trial
+    monkeypatch.setattr(
+        machine.Yardstick, "trial", lambda yard: (tried.append(yard.rows), trial(yard))
+    )
+    result = profile(tiny, batches=[2], runs=runs)
+    assert tried == [2 * result.tokens] * max(runs, 5)
+    assert result.runs[0].gemm_gflops >= result.runs[0].gflops > 0
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_not_positive_and_finite_is_an_error(bad):
     with pytest.raises(VitcliError, match="positive and finite"):
@@ -247,6 +259,7 @@ def test_peak_in_a_process_of_its_own_knows_nothing_of_earlier_steps() -> None:
 
 def test_dtypes_are_timed_in_turn_with_their_distance_to_float32(tiny):
     settings = {"batches": [1, 2], "dtypes": ["float32", "bfloat16"], "runs": 2}
+    settings["engines"] = ["eager"]
     result = profile(tiny, **settings, memory_bytes=2**30)
     assert [(r.batch, r.dtype) for r in result.runs] == [
         (1, "float32"), (1, "bfloat16"), (2, "float32"), (2, "bfloat16"),
@@ -267,6 +280,15 @@ def test_dtypes_are_timed_in_turn_with_their_distance_to_float32(tiny):
         torch.float32
     )
     assert all(0 < run.gemm_fraction <= 1 for run in result.runs)
+
+
+def test_eight_bits_are_a_row_with_their_distance_to_float32(tiny):
+    result = profile(tiny, batches=[2], engines=["eager", "int8"], runs=2)
+    assert [(run.engine, run.error) for run in result.runs] == [("eager", None), ("int8", None)]
+    (low,) = result.fidelity
+    assert [run.gemm_fraction is None for run in result.runs] == [False, True]
+    assert low.engine == "int8" and 0.9 < low.cosine_min < 1 and low.relative_difference > 0
+    assert " int8 is " in result.verdict and "smallest cosine of a pooled vector" in result.verdict
 
 
 def test_dtypes_that_overflow_are_holes(tiny):

@@ -35,6 +35,7 @@ from vitcli.commands.profile.result import (
 from vitcli.commands.profile.session import Session, Way, random_images
 from vitcli.config.load import REFERENCE
 from vitcli.config.schema import EncoderConfig
+from vitcli.engines import ENGINES
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
 from vitcli.engines.library import LibraryEncoder
 from vitcli.engines.reference import open_reference
@@ -100,7 +101,8 @@ def profile(
     faithful = tuple(
         fidelity(model, way.engine, way.model, images)
         for way in ways
-        if way.model.dtype != torch.float32 and len(dtypes) > 1
+        if (way.model.dtype != torch.float32 and len(dtypes) > 1)
+        or (model.dtype == torch.float32 and not ENGINES[way.engine.name].exact)
     )
     session = Session(model, settings, ways, progress)
     runs = tuple(run for batch in settings.batches for run in session.answer(batch))
@@ -199,7 +201,8 @@ def dtype_words(comparisons: Sequence[Comparison], faithful: Sequence[Fidelity])
     for item in faithful:
         far = item.cosine_min if item.pooled_cosine_min is None else item.pooled_cosine_min
         what = "token" if item.pooled_cosine_min is None else "pooled vector"
-        name = f"{item.dtype} ({item.engine})"
+        exact = ENGINES[item.engine].exact
+        name = f"{item.dtype} ({item.engine})" if exact else item.engine
         if not math.isfinite(item.cosine_min):
             yield f"{name} gives values that are not finite."
             continue

@@ -85,7 +85,7 @@ class ProfileRun:
     counts twice a forward pass."""
     gemm_gflops: float | None = None
     """The fastest rate of torch's matrix multiplications on the encoder's shapes in this dtype,
-    measured in the same run; at least the rate of the encoder itself."""
+    measured in the same run; at least the rate of the encoder itself. None for inexact engines."""
     gemm_fraction: float | None = None
     """gflops / gemm_gflops."""
     components: tuple[ComponentTime, ...] = ()
@@ -121,7 +121,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Difference of an engine's output in another dtype to plain torch in float32."""
+    """Difference of the output in another dtype, or of an inexact engine, to plain torch's."""
 
     engine: str
     dtype: str
@@ -167,7 +167,7 @@ class ProfileResult(Result):
     verdict: str
     """Sentences: which components dominate, and what changes with batch and resolution."""
     fidelity: tuple[Fidelity, ...] = ()
-    """Of each dtype but float32, where several were asked for."""
+    """Of each dtype but float32, where several were asked for, and of inexact engines."""
     fits: tuple[Fit, ...] = ()
     """With `--memory`."""
 

@@ -87,7 +87,7 @@ def _runs(result: ProfileResult) -> Table:
         if run.wall_s is None:
             grid.add_row(*cells, "[yellow]failed[/]")
             continue
-        assert run.images_per_s and run.gflops and run.gemm_fraction and run.warmup_s
+        assert run.images_per_s and run.gflops and run.warmup_s
         wall = run.wall_s
         grid.add_row(
             *cells,
@@ -95,7 +95,7 @@ def _runs(result: ProfileResult) -> Table:
             f"{run.images_per_s:.4g}",
             size(run.peak_bytes),
             f"{run.gflops:.4g}",
-            f"{run.gemm_fraction:.0%}",
+            "-" if run.gemm_fraction is None else f"{run.gemm_fraction:.0%}",
             seconds(run.warmup_s),
         )
     return grid
