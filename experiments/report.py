@@ -201,8 +201,8 @@ def row(c: Mapping[str, Any]) -> list[str]:
 
 
 def words(level: Mapping[str, Any], keys: bool = True) -> str:
-    named = (f"{short(key)} " if keys else "" for key in level)
-    return ", ".join(key + number(value) for key, value in zip(named, level.values(), strict=True))
+    pairs = ((f"{short(key)} " if keys else "", value) for key, value in level.items())
+    return ", ".join(key + number(value) for key, value in pairs if value != "")
 
 
 def table(report: Mapping[str, Any]) -> list[str]:

@@ -17,10 +17,14 @@ if [ ${#sweeps[@]} -eq 0 ]; then
 fi
 failed=0
 for name in "${sweeps[@]}"; do
-    if [ "$name" = lora-rank ] && [ ! -f runs/easy-shapes/result.json ]; then
-        $vitcli train-shapes --difficulty 0.2 --lr 1e-3 --set encoder.depth=12 \
-            --set data.train_size=16384 --set data.val_size=2048 \
-            --set train.clip_grad=null --out runs/easy-shapes --resume
+    if [ "$name" = lora-rank ]; then
+        for seed in 100 101 102; do
+            [ -f "runs/easy-shapes-$seed/result.json" ] || $vitcli train-shapes --difficulty 0.2 \
+                --seed "$seed" --lr 1e-3 --warmup 0.1 --set train.clip_grad=null \
+                --set encoder.depth=4 --set encoder.hidden=64 --set encoder.heads=2 \
+                --set encoder.mlp_hidden=256 --set data.train_size=8192 --set train.batch=16 \
+                --out "runs/easy-shapes-$seed" --resume
+        done
     fi
     $vitcli sweep "$name" --out "runs/$name" || failed=1
 done

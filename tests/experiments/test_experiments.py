@@ -39,8 +39,8 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
     """Options and keys exist, and the command itself accepts every config of the first seed."""
     sweep = load_sweep(file, COMMANDS)
     command = COMMANDS[sweep.command]
-    base = {key: value for key, value in sweep.base.items() if key != "weights"}
-    sweep = dataclasses.replace(sweep, base=base)  # those of an earlier run are not here
+    grid = {key: value for key, value in sweep.grid.items() if key != "weights"}
+    sweep = dataclasses.replace(sweep, grid=grid)  # those of an earlier run are not here
     check_arguments(sweep, command)
     assert sweep.question.endswith("?")
     if not sweep.search:

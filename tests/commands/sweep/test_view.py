@@ -115,6 +115,10 @@ def test_a_figure_says_how_many_trials_its_means_are_of() -> None:
     said = [t.get_text() for t in drawing.findobj(Text)]
     assert "mean ± sd, 1 to 2 seeds; dots: seeds" in said
     assert "mean ± sd, 2 seeds; dots: seeds" in [t.get_text() for t in figure(report).findobj(Text)]
+    pooled = replace(report, axes=(*report.axes, "encoder.depth"))
+    assert "mean ± sd, 2 trials; dots: trials" in [
+        t.get_text() for t in figure(pooled).findobj(Text)
+    ]
 
 
 def test_pruned_trials_are_crosses_at_their_last_value() -> None:

@@ -112,7 +112,8 @@ def _caption(report: SweepReport, kind: str, names: Sequence[str]) -> str:
         )
         return ("one point per trial" if kind == "search" else "one line per trial") + mark
     counts = {g.metrics[name].n for g in report.groups for name in names if name in g.metrics}
-    noun = "seed" if report.seeds == "seed" else "trial"
+    pooled = set(report.axes) - set(report.grouped_by)  # a mean is of more than seeds
+    noun = "seed" if report.seeds == "seed" and not pooled else "trial"
     dots = kind == "bars"
     if counts == {1}:
         return f"one {noun} per point"
