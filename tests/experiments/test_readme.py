@@ -234,6 +234,10 @@ def test_the_summary_says_what_the_sections_say(claim: str, anchor: str, row: st
     assert not_in_a_row(row, inside) == []
 
 
+def test_the_summary_has_the_claims() -> None:
+    assert len(SUMMARY) >= 9
+
+
 def test_the_documentation_says_what_the_experiments_say() -> None:
     """Each number of the main table stands in experiments/README.md, in a table there."""
     text = (FOLDER.parent / "docs" / "start" / "measure-a-claim.md").read_text()
