@@ -136,7 +136,7 @@ def test_an_interval_stays_within_zero_and_one_and_never_has_no_width() -> None:
     rounds = tuple(np.ones(8) for _ in range(5))
     splits = Splits(((np.arange(32), np.arange(8)),) * 5, 1, 5, 40, "")
     low, high = accuracy_interval(Answers(rounds, rounds), splits)
-    assert (low, high) == pytest.approx(wilson(40, 40, z=student_quantile(4)))
+    assert (low, high) == pytest.approx(wilson(32, 32, z=student_quantile(4)))
     assert low < 0.95 and high == 1.0
     # Copies are not independent: four copies of ten pictures are ten trials.
     copies = Splits(splits.rounds, 1, 5, 10, "")

@@ -258,6 +258,9 @@ def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
     elif all(_same(first, other) for other in rest):
         code = "identical"
         text = f"identical: {len(ranked)} encoders with the same attention in every layer and head"
+    elif any(encoder.fresh for encoder in encoders):
+        code = "one seed"
+        text = f"{_figures(ranked)}; one seed of random weights cannot show whether others differ"
     else:
         code, text = _ranking(first, rest)
     if any(encoder.fresh for encoder in encoders):
@@ -274,13 +277,8 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
     pairs = [(other, *_paired(first, other, len(rest))) for other in rest]
     shared = min(images for _, images, *_ in pairs)
     if shared < 2:
-        figures = ", ".join(
-            f"{_title(e)} {e.layers[-1].entropy_normalised:.4f}" for e in (first, *rest)
-        )
-        return "one image", (
-            f"last layer, share of uniform attention: {figures}; one image cannot show whether "
-            "they differ on other images"
-        )
+        figures = _figures((first, *rest))
+        return "one image", f"{figures}; one image cannot show whether they differ on other images"
     facts = [
         f"{mean:.4f} [{low:.4f}, {high:.4f}] above {_title(other)}"
         for other, _, mean, low, high in pairs
@@ -299,6 +297,11 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
         f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
         f"{', '.join(facts)}; {images}"
     )
+
+
+def _figures(encoders: Sequence[EncoderAttention]) -> str:
+    values = (f"{_title(e)} {e.layers[-1].entropy_normalised:.4f}" for e in encoders)
+    return f"last layer, share of uniform attention: {', '.join(values)}"
 
 
 def _paired(

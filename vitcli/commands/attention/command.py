@@ -101,7 +101,8 @@ def attn_entropy(
     Entropy is divided by the log of the number of tokens that a query can attend to, so 1 is
     uniform attention, also under a mask. Attention distance is a mean over attention to patches;
     attention to CLS and registers is left out. Several encoders are compared on the same images:
-    one is called smoother only if the 95% interval of the paired differences excludes 0.
+    one is called smoother only if the 95% interval of the paired differences excludes 0, and
+    never among random weights, which are one seed's.
 
     \b
     Examples:

@@ -109,5 +109,5 @@ class AttentionResult(Result):
     verdict: str
     """A sentence: which encoder's last layer is smoother, by how much, and how certain."""
     verdict_code: str = ""
-    """one encoder, identical, one image, distinguished, cannot be distinguished, undefined or
-    no image."""
+    """one encoder, identical, one image, one seed, distinguished, cannot be distinguished,
+    undefined or no image."""
