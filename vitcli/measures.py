@@ -141,3 +141,13 @@ def mcnemar(only_first: int, only_second: int) -> float:
         for k in range(fewer + 1)
     )
     return min(1.0, 2 * math.fsum(math.exp(term) for term in terms))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number, in the order given (Holm 1979, step-down)."""
+    m, running = len(p_values), 0.0
+    adjusted = [0.0] * m
+    for rank, index in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+        running = max(running, min(1.0, (m - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted

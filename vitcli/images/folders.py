@@ -302,10 +302,6 @@ class ImageFolder:
     skipped: Counter[str]
     """What was left out: by suffix, and HIDDEN."""
 
-    @property
-    def has_splits(self) -> bool:
-        return any(item.split is not None for item in self.items)
-
     def of(self, split: str | None) -> list[Item]:
         """The items of one split; of None all, where there are no splits."""
         return [item for item in self.items if item.split == split]

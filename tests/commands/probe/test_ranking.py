@@ -20,7 +20,6 @@ from vitcli.commands.probe.evaluate import (
     Splits,
     cka_matrix,
     given_split,
-    holm,
     nearest_rows,
     paired,
     shared_neighbors,
@@ -73,13 +72,6 @@ def test_rounds_that_share_images_are_tested_with_the_corrected_variance() -> No
     assert gap.p == pytest.approx(2 * stats.t.sf(abs(t), 9), rel=1e-6)
     same = paired(Answers(a, a), Answers(a, a), splits, larger_is_better=True)
     assert (same.accuracy, same.p) == (0.0, 1.0)
-
-
-def test_p_values_are_adjusted_as_statsmodels_does() -> None:
-    multitest = pytest.importorskip("statsmodels.stats.multitest")
-    values = [0.04, 0.001, 0.2, 0.011, 0.5]
-    expected = multitest.multipletests(values, method="holm")[1]
-    assert holm(values) == pytest.approx(expected.tolist(), rel=1e-12)
 
 
 def ranked(*vectors: np.ndarray, labels: list[str], **more: Any) -> RankingResult:

@@ -17,7 +17,6 @@ from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 from tests.commands.sweep.conftest import Sweeper
 from vitcli.commands.sweep.comparisons import (
     compare_levels,
-    holm,
     paired_interval,
     power_of,
     seeds_needed,
@@ -26,6 +25,7 @@ from vitcli.commands.sweep.comparisons import (
 from vitcli.commands.sweep.result import Comparison, SweepGroup, SweepTrial
 from vitcli.commands.sweep.view import comparison_text
 from vitcli.errors import VitcliError
+from vitcli.measures import holm
 
 
 def samples(seed: int, n: int, m: int) -> tuple[list[float], list[float]]:

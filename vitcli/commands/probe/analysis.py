@@ -50,7 +50,7 @@ from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shards import recognized
-from vitcli.measures import CONFIDENCE, mean_interval, too_few, wilson
+from vitcli.measures import CONFIDENCE, holm, mean_interval, too_few, wilson
 from vitcli.model import Model, as_model
 from vitcli.results import QUIET, Progress
 
@@ -475,7 +475,7 @@ class Trial:
             ranking.paired(best, item[3], self.splits, not self.images.regression)
             for item in found[1:]
         ]
-        adjusted = ranking.holm([gap.p for gap in gaps])
+        adjusted = holm([gap.p for gap in gaps])
         differences = [None] + [
             dataclasses.replace(gap, p_holm=p) for gap, p in zip(gaps, adjusted, strict=True)
         ]

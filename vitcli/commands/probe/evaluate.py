@@ -381,16 +381,6 @@ def _within_seeds(rounds: Sequence[np.ndarray], splits: Splits) -> float:
     return float(values.var()) / splits.independent / max(splits.seeds, 1)
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm 1979)."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    adjusted, least = [0.0] * len(values), 0.0
-    for rank, place in enumerate(order):
-        least = max(least, min(1.0, (len(values) - rank) * values[place]))
-        adjusted[place] = least
-    return adjusted
-
-
 def costs(
     models: Sequence[Model],
     decode: Callable[[], float],

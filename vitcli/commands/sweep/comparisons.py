@@ -18,6 +18,7 @@ from typing import Any
 
 from vitcli.commands.sweep.result import Comparison, SweepGroup, SweepTrial
 from vitcli.errors import VitcliError, install_extra
+from vitcli.measures import holm
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -167,16 +168,6 @@ def welch_interval(one: Sequence[float], two: Sequence[float]) -> tuple[float, f
 
 def _same(values: Sequence[float], scale: Sequence[float]) -> bool:
     return max(values) - min(values) <= EXACT * max(abs(value) for value in scale)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) step-down adjustment, in the order given."""
-    m, running = len(p_values), 0.0
-    adjusted = [0.0] * m
-    for rank, index in enumerate(sorted(range(m), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (m - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
 
 
 def _adjusted(
