@@ -313,7 +313,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "nowhere.bin")
     assert "no weights found" in refusal(tmp_path)
     (tmp_path / "weights.h5").write_bytes(b"x")
-    assert "not a kind of checkpoint" in refusal(tmp_path / "weights.h5")
+    assert "unknown kind of file" in refusal(tmp_path / "weights.h5")
 
 
 def test_a_directory_with_several_checkpoints_asks_which(tmp_path: Path) -> None:

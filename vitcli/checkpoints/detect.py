@@ -243,7 +243,7 @@ def _told_apart(
         )
         raise VitcliError(
             f"{source}: {names} have the same tensor names, and no config says which one this is",
-            f"config.json beside the weights, {NAME_A_PRESET}, {choices}",
+            f"put config.json beside the weights, or add {NAME_A_PRESET} or {choices}",
         )
     return [fit for fit in fits if fit not in strangers]
 

@@ -130,7 +130,8 @@ def _weights_in(folder: Path) -> Path:
         names = ", ".join(f.name for f in others[:5])
         raise VitcliError(f"{folder}: several checkpoints: {names}", f"--weights {others[0]}")
     raise VitcliError(
-        f"{folder}: no weights found", "expected one of " + ", ".join(WEIGHT_FILES[:4])
+        f"{folder}: no weights found (expected {', '.join(WEIGHT_FILES[:4])})",
+        "name a folder of weights",
     )
 
 
@@ -336,7 +337,7 @@ def read_tensors(path: Path, which: str | None = None) -> Tensors:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise VitcliError(
-            f"{path}: not a kind of checkpoint that is read", "one of " + ", ".join(READERS)
+            f"{path}: unknown kind of file (expected {', '.join(READERS)})", "name a checkpoint"
         )
     try:
         with path.open("rb"):

@@ -209,7 +209,7 @@ def read_safetensors(path: Path, which: str | None = None) -> Tensors:
     except MemoryError as error:
         raise VitcliError(
             f"{path}: not enough address space to map it ({path.stat().st_size} bytes)",
-            "ulimit -v unlimited, or a checkpoint in shards",
+            "ulimit -v unlimited",
         ) from error
     except (SafetensorError, OSError, ValueError) as error:
         raise damaged(path, SAFETENSORS, error) from error

@@ -288,9 +288,7 @@ class DecodePool:
             if worker.ready():
                 return worker
             self._forget(worker)
-        raise VitcliError(
-            "decoding processes cannot be started", "fewer --workers, more memory", exit_code=1
-        )
+        raise VitcliError("decoding processes cannot be started", "lower --workers", exit_code=1)
 
     def _forget(self, worker: _Worker) -> None:
         worker.kill()

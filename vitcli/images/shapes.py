@@ -175,7 +175,7 @@ def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> N
 
     format_ = Image.registered_extensions().get(path.suffix.lower())
     if format_ not in Image.SAVE:
-        raise VitcliError(f"{path}: cannot draw this format", "for example shapes.png")
+        raise VitcliError(f"{path}: cannot draw this format", "name a file that ends in .png")
     scale = max(1, 64 // min(shapes.size))
     height, width = (side * scale for side in shapes.size)
     caption, gap = 14, 4

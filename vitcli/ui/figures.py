@@ -229,7 +229,10 @@ class Plot:
         except ValueError:
             inches = 0.0
         if not 1 <= inches <= 50:
-            raise VitcliError(f"--width {self.width}: not a width", "column, page, or 1 to 50")
+            raise VitcliError(
+                f"--width {self.width}: is not a width (expected column, page, or 1 to 50 inches)",
+                "--width column",
+            )
         return inches
 
     def at(self, file: Path | None) -> Plot:
@@ -247,7 +250,10 @@ def check_figure_file(plot: Plot | Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
-        raise VitcliError(f"{path}: cannot draw this format", "one of " + ", ".join(SUFFIXES))
+        raise VitcliError(
+            f"{path}: cannot draw this format (expected {', '.join(SUFFIXES)})",
+            "name a file that ends in .png",
+        )
     check_parent(path)
 
 

@@ -340,7 +340,9 @@ def parse_shard(text: str) -> tuple[int, int]:
     number, _, of = text.partition("/")
     if number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
         return int(number), int(of)
-    raise VitcliError(f"--shard {text}: not a shard", "i/n counted from 1, such as 1/4")
+    raise VitcliError(
+        f"--shard {text}: is not a shard (expected I/N, I from 1 to N)", "--shard 1/4"
+    )
 
 
 def count_failures(rows: Rows) -> Counter[str]:

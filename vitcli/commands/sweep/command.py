@@ -213,7 +213,10 @@ def sweep(
     loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
     loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
     if metric and metric not in loaded.metrics:
-        raise VitcliError(f"--metric {metric}: unknown", "one of " + ", ".join(loaded.metrics))
+        raise VitcliError(
+            f"--metric {metric}: unknown (expected {', '.join(loaded.metrics)})",
+            f"--metric {next(iter(loaded.metrics), 'NAME')}",
+        )
     results = Results(place)
     view = reports.View(
         where=tuple(where or ()),

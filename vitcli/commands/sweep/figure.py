@@ -39,7 +39,9 @@ MOST_LABELS = 48
 def check_kind(kind: str) -> None:
     """Raises VitcliError for a kind that is not in KINDS."""
     if kind not in KINDS:
-        raise VitcliError(f"--plot-kind {kind}: unknown", "one of " + ", ".join(KINDS))
+        raise VitcliError(
+            f"--plot-kind {kind}: unknown (expected {', '.join(KINDS)})", "--plot-kind auto"
+        )
 
 
 def kind_of(report: SweepReport) -> str:

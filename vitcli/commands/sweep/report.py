@@ -286,7 +286,9 @@ def value_of(trial: SweepTrial, name: str) -> Any:
 def _meets(trial: SweepTrial, condition: str, names: Sequence[str]) -> bool:
     match = re.fullmatch(r"([^<>=!]+)(<=|>=|!=|=|<|>)(.*)", condition)
     if not match:
-        raise VitcliError(f"--where {condition}: expected NAME=VALUE", "for example 'lr<=0.01'")
+        raise VitcliError(
+            f"--where {condition}: is not a condition (expected NAME=VALUE)", "--where 'lr<=0.01'"
+        )
     name, sign, text = match.groups()
     value = value_of(trial, _known(name, names))
     wanted = parse_value(text, f"--where {condition}")

@@ -385,7 +385,7 @@ def local_device(device: torch.device) -> torch.device:
     if launch.local_rank >= torch.cuda.device_count():
         raise VitcliError(
             f"process {launch.rank} has no GPU (got {torch.cuda.device_count()} on this machine)",
-            "torchrun --nproc-per-node the number of GPUs",
+            f"torchrun --nproc-per-node {max(1, torch.cuda.device_count())} ...",
         )
     return torch.device("cuda", launch.local_rank)
 
