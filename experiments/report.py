@@ -32,6 +32,7 @@ from scipy import stats
 HERE = Path(__file__).resolve().parent
 SWEEPS = HERE.parent / "vitcli" / "commands" / "sweep" / "shipped"
 FIGURES = {
+    "cnn-or-vit": ("--metric", "accuracy", "--group", "data.train_limit,config"),
     "ffn-steps": ("--metric", "val_loss", "--plot-kind", "bars"),
     "lora-rank": ("--metric", "accuracy", "--where", "lr!=1e-9", "--group", "lora_rank,lr",
                   "--plot-kind", "bars"),
@@ -47,9 +48,13 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "ffn-loss": ("mlp_hidden",),
     "ffn-steps": ("mlp_hidden",),
     "ffn-parameters": ("mlp_hidden",),
+    "cnn-or-vit": ("config",),
+    "patch-few-images": ("patch_size",),
+    "warmup-photos": ("warmup",),
+    "distillation": ("distillation",),
 }
 """The axes whose levels the text compares, at equal values of the other axes."""
-UNCOMPARED = {"parameters", "last_step_loss", "trainable"}
+UNCOMPARED = {"parameters", "images_per_s", "last_step_loss", "trainable"}
 
 Arm = tuple[tuple[str, Any], ...]
 """What an arm sets, the rate apart: (("norm", "pre"), ("warmup", 0))."""
