@@ -68,6 +68,19 @@ CHANGEABLE = (
     "data.workers",
 )
 """Keys that --resume may change: none of them moves a weight."""
+KEYS = {
+    "data": "data.path",
+    "difficulty": "data.difficulty",
+    "norm": "encoder.norm_placement",
+    **{name: f"train.{name}" for name in ("lr", "epochs", "batch", "warmup", "freeze", "seed")},
+    **{name: f"train.{name}" for name in ("weights", "which", "prefix")},
+}
+"""Arguments of `train` and `train_shapes` that are config keys."""
+REQUESTED = (
+    *("device", "resume", "extend", "accept_new_data"),
+    *("check", "fail_fast", "test", "classes"),
+)
+"""Arguments that are `TrainRequest`'s."""
 Run = TypeVar("Run", ShapesRun, ImagesRun)
 
 
@@ -111,26 +124,7 @@ def train_shapes(
         VitcliError: a bad config or source, an impossible run, a directory that cannot be
             written or holds another run.
     """
-    request = _request(
-        {
-            "encoder.norm_placement": norm,
-            "train.warmup": warmup,
-            "train.lr": lr,
-            "train.epochs": epochs,
-            "train.batch": batch,
-            "data.difficulty": difficulty,
-            "train.seed": seed,
-        },
-        set,
-        preset=preset,
-        config=config,
-        weights=weights,
-        which=which,
-        prefix=prefix,
-        device=device,
-        out=out,
-        resume=resume,
-    )
+    request = _request(locals())
     source = source_of(request)
     return run_shapes(request, shapes_config(request, source), source, progress)
 
@@ -182,69 +176,31 @@ def train(
     Raises:
         VitcliError: as `train_shapes`; no images, or on resuming not those of the run.
     """
-    request = _request(
-        {
-            "data.path": None if data is None else str(data),
-            "train.lr": lr,
-            "train.epochs": epochs,
-            "train.batch": batch,
-            "train.warmup": warmup,
-            "train.freeze": freeze,
-            "train.seed": seed,
-        },
-        set,
-        preset=preset,
-        config=config,
-        weights=weights,
-        which=which,
-        prefix=prefix,
-        device=device,
-        out=out,
-        resume=resume,
-        accept_new_data=accept_new_data,
-        extend=extend,
-        check=check,
-        fail_fast=fail_fast,
-        test=test,
-        classes=classes,
-    )
+    request = _request(locals())
     source = source_of(request)
     return run_images(request, images_config(request, source), source, progress, download)
 
 
-def _request(
-    named: Mapping[str, Any],
-    keys: Mapping[str, Any] | None,
-    *,
-    preset: str | None,
-    config: str | Path | None,
-    weights: str | Path | None,
-    which: str | None,
-    prefix: str | None,
-    out: str | Path | None,
-    **more: Any,
-) -> TrainRequest:
-    """Keyword arguments as the request of a command line; `keys` last, so the exact key wins."""
-    given = {key: value for key, value in named.items() if value is not None}
-    preset, backbone = split_preset(preset)
-    start: dict[str, Any] = {
-        "weights": None if weights is None else str(weights),
-        "which": which,
-        "prefix": prefix,
-    }
-    given |= {f"train.{key}": value for key, value in start.items() if value is not None}
-    settings = [Setting(tuple(key.split(".")), v, key) for key, v in given.items()]
+def _request(given: Mapping[str, Any]) -> TrainRequest:
+    """The arguments of `train` or `train_shapes` as the request of a command line; what stands in
+    `set` comes last, so the exact key wins."""
+    named = {key: given[name] for name, key in KEYS.items() if given.get(name) is not None}
+    named = {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}
+    settings = [Setting(tuple(key.split(".")), v, key) for key, v in named.items()]
     settings += [
-        Setting(tuple(key.split(".")), v, f"set[{key!r}]") for key, v in (keys or {}).items()
+        Setting(tuple(key.split(".")), v, f"set[{key!r}]")
+        for key, v in (given["set"] or {}).items()
     ]
+    preset, backbone = split_preset(given["preset"])
     model = ModelRequest(
         preset=preset,
-        config_file=None if config is None else Path(config),
+        config_file=given["config"] and Path(given["config"]),
         device="cpu",
-        **start,
+        **{name: named.get(f"train.{name}") for name in ("weights", "which", "prefix")},
     )
+    rest = {name: given[name] for name in REQUESTED if name in given}
     return TrainRequest(
-        model, (*backbone, *settings), out=None if out is None else Path(out), **more
+        model, (*backbone, *settings), out=given["out"] and Path(given["out"]), **rest
     )
 
 
