@@ -83,16 +83,27 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             part.replace(path)
 
 
-def check_parent(path: Path) -> None:
-    """Refuse a file whose folder is missing, before the work that it is to hold.
+def check_output(path: Path, *suffixes: str, option: str = "") -> None:
+    """Refuse a file that cannot be written, before the work that it is to hold.
+
+    Args:
+        suffixes: how its name may end; without any, as it likes.
+        option: what named it, for the error.
 
     Raises:
-        VitcliError: there is no such folder.
+        VitcliError: another suffix, or a folder that is missing.
     """
+    subject = f"{option} {path}".strip()
+    if suffixes and not path.name.endswith(suffixes):
+        other = shlex.quote(str(path.parent / (path.stem + suffixes[0])))
+        raise VitcliError(
+            f"{subject}: unknown suffix (got {path.suffix or 'none'}, expected "
+            f"{', '.join(suffixes)})",
+            f"{option} {other}" if option else f"write {other}",
+        )
     if not path.parent.is_dir():
         raise VitcliError(
-            f"{path}: the folder {path.parent} is missing",
-            f"mkdir -p {shlex.quote(str(path.parent))}",
+            f"{subject}: the folder is missing", f"mkdir -p {shlex.quote(str(path.parent))}"
         )
 
 

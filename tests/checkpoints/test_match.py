@@ -115,7 +115,7 @@ def test_detect_finds_the_prefix(before: str, prefix: str) -> None:
     configs = {"config.json": {"model_type": "toy"}}
     tower = detect(lazy(names), [TOY], configs, {}, "file")
     assert tower.prefix == prefix and set(BLOCK) <= set(tower.spelled)
-    with pytest.raises(VitcliError, match="a other checkpoint whose tower"):
+    with pytest.raises(VitcliError, match="an other checkpoint whose tower"):
         detect(lazy(names), [TOY], {"config.json": {"model_type": "other"}}, {}, "file")
 
 

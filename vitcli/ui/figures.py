@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write, check_parent
+from vitcli.files import atomic_write, check_output
 from vitcli.results import FailedImage, Result
 from vitcli.ui.console import note, show, warn
 
@@ -254,7 +254,7 @@ def check_figure_file(plot: Plot | Path | None) -> None:
             f"{path}: cannot draw this format (expected {', '.join(SUFFIXES)})",
             "name a file that ends in .png",
         )
-    check_parent(path)
+    check_output(path)
 
 
 def count_along_x(axes: Any) -> None:

@@ -157,7 +157,7 @@ def broken(place: str) -> Model:
     }[place]
     if parameter is None:
         config = PreprocessConfig(resize_size=(24, 32))
-        preprocessing = config.model_copy(update={"mean": (math.nan, 0.5, 0.5)})  # unchecked
+        preprocessing = config.model_copy(update={"std": (math.nan, 0.5, 0.5)})  # unchecked
         return Model(**{**vars(model), "known_preprocessing": preprocessing})
     with torch.no_grad():
         parameter.view(-1)[3] = float("nan")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
+from vitcli.results import Quiet
 
 REQUEST = ModelRequest(
     settings=tuple(
@@ -62,16 +62,17 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
     encode_folder(REQUEST, model, listing, tmp_path / "local", options)
     killed: list[int] = []
 
-    def kill_one(done: int, total: int, failures: Counter[str]) -> None:
-        if done and not killed:
-            actors = actors_below(psutil.Process())
-            assert actors, "no actor is at work"
-            actors[0].kill()
-            killed.append(actors[0].pid)
+    class KillOne(Quiet):
+        def __call__(self, done: int, total: int, facts: str = "") -> None:
+            if done and not killed:
+                actors = actors_below(psutil.Process())
+                assert actors, "no actor is at work"
+                actors[0].kill()
+                killed.append(actors[0].pid)
 
     work = on_ray(REQUEST, None)
     out = tmp_path / "cluster"
-    result = encode_folder(REQUEST, model, listing, out, options, kill_one, work)
+    result = encode_folder(REQUEST, model, listing, out, options, KillOne(), work)
     assert killed
     assert (result.rows, result.ok, result.parts) == (15, 14, 4)
     local = {p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()}

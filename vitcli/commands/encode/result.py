@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
+from vitcli.files import atomic_write, check_output
 from vitcli.results import FailedImage, ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -95,19 +95,12 @@ VECTOR_SUFFIXES = (".npz", ".npy", ".safetensors")
 
 def check_vector_file(path: Path, tokens: Sequence[str]) -> None:
     """Refuse a file that `write_vectors` could not write, before anything is computed."""
-    if path.suffix not in VECTOR_SUFFIXES:
-        raise VitcliError(
-            f"--out {path}: unknown suffix (got {path.suffix or 'none'}, expected "
-            f"{', '.join(VECTOR_SUFFIXES)})",
-            f"--out {path.with_suffix('.npz')}",
-        )
+    check_output(path, *VECTOR_SUFFIXES, option="--out")
     if path.suffix == ".npy" and len(tokens) > 1:
         raise VitcliError(
             f"--out {path}: a .npy file holds one array (got {len(tokens)} kinds)",
             f"--out {path.with_suffix('.npz')}",
         )
-    if not path.parent.is_dir():
-        raise VitcliError(f"--out {path}: the folder is missing", f"mkdir -p {path.parent}")
 
 
 def write_vectors(

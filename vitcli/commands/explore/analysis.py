@@ -26,7 +26,7 @@ from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write
+from vitcli.files import atomic_write, check_output
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
@@ -122,7 +122,7 @@ def explore(
     if not 1 <= len(named) <= 2:
         raise VitcliError(f"explore: is for 1 or 2 encoders (got {len(named)})", "name one or two")
     out = Path(out)
-    check_page_file(out)
+    check_output(out, ".html", ".htm", option="--out")
     files = picture_list(images)
     failed: list[FailedImage] = []
     pictures: list[Prepared] = []
@@ -172,21 +172,6 @@ def explore(
             for number, one in enumerate(seen)
         ),
     )
-
-
-def check_page_file(path: Path) -> None:
-    """Refuse a page that cannot be written, before anything is computed.
-
-    Raises:
-        VitcliError: another suffix than .html, or no such folder.
-    """
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise VitcliError(
-            f"--out {path}: unknown suffix (got {path.suffix or 'none'}, expected .html)",
-            f"--out {path.with_suffix('.html')}",
-        )
-    if not path.parent.is_dir():
-        raise VitcliError(f"--out {path}: the folder is missing", f"mkdir -p {path.parent}")
 
 
 def choose_layers(model: Model, layers: Sequence[int] | None) -> list[int]:

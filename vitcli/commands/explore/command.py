@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from vitcli.errors import VitcliError
-from vitcli.ui.console import percent, progress, status, table
+from vitcli.files import check_output
+from vitcli.ui.console import percent, progress, table
 from vitcli.ui.figures import (
     PAGE,
     Plot,
@@ -89,11 +90,11 @@ def explore(
         )
     chosen = _numbers(layers) if layers else None
     color = parse_color(background)
-    with status("loading torch"):
-        from vitcli.commands.explore import analysis
-    analysis.check_page_file(out)
+    check_output(out, ".html", ".htm", option="--out")
     loaded = load_all(requests)
     with progress("encoding") as bar:
+        from vitcli.commands.explore import analysis
+
         result = analysis.explore(
             loaded,
             images or [],

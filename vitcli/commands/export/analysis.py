@@ -15,6 +15,7 @@ from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
+from vitcli.files import check_output
 from vitcli.measures import largest
 from vitcli.model import Model, as_model, model_info
 from vitcli.results import LoadReport, ModelInfo, Result
@@ -87,7 +88,7 @@ def export(
             TOLERANCE or are not finite.
     """
     path = Path(path)
-    check_export_file(path)
+    check_output(path, ".onnx")
     if opset not in OPSETS:
         raise VitcliError(
             f"--opset {opset}: cannot be written (got {opset}, expected {OPSETS[0]} to "
@@ -135,21 +136,6 @@ def export(
             "onnxruntime": runtime.__version__,
         },
     )
-
-
-def check_export_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        VitcliError: another suffix than .onnx, or no such folder.
-    """
-    if path.suffix != ".onnx":
-        raise VitcliError(
-            f"{path}: unknown suffix (got {path.suffix or 'none'}, expected .onnx)",
-            f"vitcli export {path.with_suffix('.onnx')}",
-        )
-    if not path.parent.is_dir():
-        raise VitcliError(f"{path}: the folder is missing", f"mkdir -p {path.parent}")
 
 
 def _tensor(value: object) -> ExportedTensor:

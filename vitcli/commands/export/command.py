@@ -12,6 +12,7 @@ from rich.table import Table
 
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
+from vitcli.files import check_output
 from vitcli.ui.console import note, show, status, table
 from vitcli.ui.options import (
     ModelOptions,
@@ -53,10 +54,10 @@ def export(
       vitcli export dino.onnx --weights facebook/dinov2-small --image-size 518
     """
 
-    with status("loading torch"):
-        from vitcli.commands.export import analysis
-    analysis.check_export_file(out)
+    check_output(out, ".onnx")
     (loaded,) = load_all([model.to_request()])
+    from vitcli.commands.export import analysis
+
     with status("exporting and checking"):
         result = analysis.export(loaded, out, opset=opset)
     show(result, output.form)

@@ -10,6 +10,7 @@ import typer
 
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
+from vitcli.files import check_output
 from vitcli.ui.console import note, progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped, load_all
@@ -122,7 +123,8 @@ def profile(
     from vitcli.commands.profile.result import ProfileSettings
 
     check_figure_file(plot)
-    _check_trace_file(trace)
+    if trace:
+        check_output(trace, ".json.gz", option="--trace")
     settings = ProfileSettings(
         batches=tuple(batch or BATCHES),
         engines=tuple(engine or ()),
@@ -154,14 +156,3 @@ def profile(
     if trace and answered:
         note(f"wrote the trace of one step to {trace}; open it at https://ui.perfetto.dev")
     finish(result, output.form, plot if answered else None, wrong=not answered)
-
-
-def _check_trace_file(path: Path | None) -> None:
-    if path is None:
-        return
-    if not path.name.endswith(".json.gz"):
-        raise VitcliError(
-            f"--trace {path}: unknown suffix (expected .json.gz)", "--trace trace.json.gz"
-        )
-    if not path.parent.is_dir():
-        raise VitcliError(f"--trace {path}: the folder is missing", f"mkdir -p {path.parent}")

@@ -139,7 +139,9 @@ def sweep(
     ] = None,
     plot_kind: Annotated[
         str,
-        report_option("--plot-kind", metavar="KIND", help="auto|bars|lines|heatmap|curves|search."),
+        report_option(
+            "--plot-kind", metavar="KIND", help="auto, bars, lines, heatmap, curves or search."
+        ),
     ] = "auto",
     metric: Annotated[
         str | None,

@@ -39,7 +39,7 @@ from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError, install_extra
-from vitcli.files import atomic_write, check_parent
+from vitcli.files import atomic_write, check_output
 from vitcli.results import csv_text
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -394,7 +394,7 @@ def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
     """
     for path in (csv_file, parquet_file):
         if path:
-            check_parent(path)
+            check_output(path)
     if parquet_file and importlib.util.find_spec("pyarrow") is None:
         raise VitcliError(
             "--parquet needs pyarrow, which is not installed", install_extra("parquet")
