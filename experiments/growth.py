@@ -44,7 +44,7 @@ def forward(
 ) -> Iterator[Row]:
     """Rows of a forward pass: `make` gives the model and its images for a size."""
     from vitcli.commands.profile.machine import peak_alone, timed
-    from vitcli.commands.profile.session import lone_step
+    from vitcli.commands.profile.measure import lone_step
 
     best = dict.fromkeys(sizes, math.inf)
     peaks: dict[int, int | None] = {}
@@ -64,7 +64,7 @@ def forward(
 def step(side: int = 224, batch: int = 1, depth: int = 12) -> tuple[Any, Any]:
     """A ViT-Ti/16 of that depth and its images."""
     import vitcli
-    from vitcli.commands.profile.session import random_images
+    from vitcli.commands.profile.measure import random_images
 
     model = vitcli.load("vit-ti16", image_size=side, set={"encoder.depth": depth}, device="cpu")
     return model, random_images(model, batch)

@@ -1,4 +1,4 @@
-"""What each command answers: frozen dataclasses of scalars, strings and tuples.
+"""The results of the commands: frozen dataclasses of scalars, strings and tuples.
 
 Field names carry the unit. Nothing here knows tensors, colors or how it will be shown; the JSON
 of a result is its fields plus `schema_version` (see `vitcli.results`).
@@ -89,7 +89,7 @@ def to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command answers: `print` shows its tables, a notebook shows them as HTML.
+    """The result of a command: `print` shows its tables, a notebook shows them as HTML.
 
     `figure()` is what `--plot` draws and `to_dict()` what `--json` prints. Tables and figures are
     made by the `view` module beside the class's own, or by `command` where they are short, so a
@@ -137,7 +137,7 @@ class Result:
         """The `matplotlib.figure.Figure` that `--plot` draws.
 
         Raises:
-            VitcliError: this kind of answer has no figure.
+            VitcliError: this kind of result has no figure.
         """
         draw = self._of_view("figure")
         if draw is None:

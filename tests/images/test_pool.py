@@ -23,7 +23,7 @@ from vitcli.images import folders
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import Walk
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork, decode_within
-from vitcli.images.shards import Entry, ShardRequest
+from vitcli.images.sources import Entry, ShardRequest
 
 LONG_S = 600.0
 """For answers that come: no machine is that slow."""

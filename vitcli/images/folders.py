@@ -23,7 +23,7 @@ from vitcli.files import is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork
-from vitcli.images.shards import (
+from vitcli.images.sources import (
     Entry,
     ShardMembers,
     ShardRequest,

@@ -40,7 +40,7 @@ from vitcli.files import printable
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import DecodedImage, ImageError, decode
 from vitcli.images.preprocess import levels
-from vitcli.images.shards import Entry, content
+from vitcli.images.sources import Entry, content
 
 READY = "ready"
 _SHARED_BYTES = 64 * 2**20

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from vitcli.commands.embed.inputs import difference, write_inputs
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 
 
 def test_sorted_without_repetitions_and_cut_into_parts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from vitcli.commands.embed.inputs import Listing
 from vitcli.errors import VitcliError
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 
 
 def touch(*paths: Path) -> None:

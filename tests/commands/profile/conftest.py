@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitcli.commands.profile import machine, session
+from vitcli.commands.profile import machine
+from vitcli.commands.profile import measure as session
 
 
 def here(make_step, *arguments):

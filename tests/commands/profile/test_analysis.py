@@ -13,7 +13,7 @@ from vitcli.build import build_encoder
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.profile import machine
-from vitcli.commands.profile import session as session_module
+from vitcli.commands.profile import measure as session_module
 from vitcli.commands.profile.analysis import (
     attend,
     largest_batches,
@@ -23,6 +23,7 @@ from vitcli.commands.profile.analysis import (
 )
 from vitcli.commands.profile.components import OTHER
 from vitcli.commands.profile.machine import peak_alone
+from vitcli.commands.profile.measure import Way, spread
 from vitcli.commands.profile.result import (
     Comparison,
     ComponentTime,
@@ -30,7 +31,6 @@ from vitcli.commands.profile.result import (
     ProfileSettings,
     WallTime,
 )
-from vitcli.commands.profile.session import Way, spread
 from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Engine

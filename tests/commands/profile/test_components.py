@@ -20,7 +20,7 @@ from vitcli.commands.profile.components import (
     component_times,
     whole_step,
 )
-from vitcli.commands.profile.session import training_step
+from vitcli.commands.profile.measure import training_step
 from vitcli.nn.encoder import explicit_attention
 
 

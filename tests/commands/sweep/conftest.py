@@ -19,9 +19,9 @@ import pytest
 from vitcli.commands.sweep.report import View, report
 from vitcli.commands.sweep.result import SweepReport
 from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.search import queue
 from vitcli.commands.sweep.space import Command, Option
 from vitcli.commands.sweep.spec import Sweep, expand, load_sweep
-from vitcli.commands.sweep.study import queue
 from vitcli.commands.sweep.trials import Results
 
 FAKE = Path(__file__).with_name("fake.py")

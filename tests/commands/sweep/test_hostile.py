@@ -17,9 +17,9 @@ import vitcli
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.analysis import plan
 from vitcli.commands.sweep.report import report
+from vitcli.commands.sweep.search import Search, check_storage, open_storage
 from vitcli.commands.sweep.space import WRITES, known_commands
 from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, read_sweep
-from vitcli.commands.sweep.study import Search, check_storage, open_storage
 from vitcli.commands.sweep.trials import Results, masked_url, read_result
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError
@@ -94,7 +94,7 @@ def test_plain_databases_are_storages(url: str) -> None:
 def test_a_received_directory_opens_no_connection(
     sweeper: Sweeper, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitcli.commands.sweep import study
+    from vitcli.commands.sweep import search as study
 
     sweeper.run(HEAD + SEARCH)
     opened: list[str] = []

@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper, kill, until, wait
-from vitcli.commands.sweep import study
-from vitcli.commands.sweep.study import Search, cut_torn_line
+from vitcli.commands.sweep import search as study
+from vitcli.commands.sweep.search import Search, cut_torn_line
 from vitcli.commands.sweep.trials import Results
 from vitcli.commands.sweep.view import tables
 from vitcli.errors import VitcliError

@@ -20,7 +20,7 @@ from vitcli.config.training import ImagesData, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shards import published_sets, read_idx, recognized
+from vitcli.images.sources import published_sets, read_idx, recognized
 
 PLAIN = ImagesData(crop_scale=None, flip=0.0)
 SMALL = PreprocessConfig(resize_size=(16, 16))

@@ -43,7 +43,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 from vitcli.model import Model, as_model, model_info
 from vitcli.results import QUIET, FailedImage, Progress
 

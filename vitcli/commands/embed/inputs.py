@@ -28,7 +28,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import as_new, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.folders import Walk
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 16

@@ -27,7 +27,7 @@ from vitcli.config.load import ModelRequest, Setting, split_library
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 from vitcli.model import Model, load_model
 
 MANIFEST = "_manifest.json"

@@ -22,7 +22,7 @@ import safetensors.numpy
 
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write, printable
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 
 OK = "ok"
 ABOUT = "vitcli"

@@ -20,7 +20,7 @@ from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError, install_extra
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 from vitcli.model import Model, load_model
 
 _START = "ray start --head there, or leave out --address"

@@ -1,4 +1,4 @@
-"""What an embedding job is asked for and what it answers."""
+"""The options and the result of an embedding job."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from vitcli.checkpoints.load import WEIGHTS_FILE, digest, save_snapshot
-from vitcli.commands.profile.session import random_images
+from vitcli.commands.profile.measure import random_images
 from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx

@@ -27,7 +27,7 @@ from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shards import Entry, content
+from vitcli.images.sources import Entry, content
 from vitcli.model import Model, Picture, read_picture
 from vitcli.results import Result
 

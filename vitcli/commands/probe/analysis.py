@@ -49,7 +49,7 @@ from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shards import recognized
+from vitcli.images.sources import recognized
 from vitcli.measures import CONFIDENCE, holm, mean_interval, too_few, wilson
 from vitcli.model import Model, as_model
 from vitcli.results import QUIET, Progress

@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shards import Items, published_sets, recognized
+from vitcli.images.sources import Items, published_sets, recognized
 from vitcli.model import Model
 from vitcli.results import Progress
 

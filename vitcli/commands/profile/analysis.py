@@ -23,6 +23,7 @@ from vitcli.commands.params.analysis import (
     component_costs,
 )
 from vitcli.commands.profile.machine import describe_machine
+from vitcli.commands.profile.measure import Session, Way, random_images
 from vitcli.commands.profile.result import (
     Comparison,
     EngineInfo,
@@ -32,7 +33,6 @@ from vitcli.commands.profile.result import (
     ProfileRun,
     ProfileSettings,
 )
-from vitcli.commands.profile.session import Session, Way, random_images
 from vitcli.config.load import REFERENCE
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines import ENGINES

@@ -14,6 +14,7 @@ from vitcli.commands.sweep.result import (
     SweepReport,
 )
 from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.search import check_search, queue
 from vitcli.commands.sweep.space import Command, known_commands
 from vitcli.commands.sweep.spec import (
     MOST_TRIALS,
@@ -23,7 +24,6 @@ from vitcli.commands.sweep.spec import (
     load_sweep,
     sweep_path,
 )
-from vitcli.commands.sweep.study import check_search, queue
 from vitcli.commands.sweep.trials import Results, placed, shown_command
 from vitcli.errors import VitcliError
 

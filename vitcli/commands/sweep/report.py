@@ -28,13 +28,13 @@ from vitcli.commands.sweep.result import (
     SweepReport,
     SweepTrial,
 )
+from vitcli.commands.sweep.search import check_search, check_storage, remote_trials
 from vitcli.commands.sweep.space import canonical, draw
 from vitcli.commands.sweep.spec import (
     Sweep,
     belongs,
     expand,
 )
-from vitcli.commands.sweep.study import check_search, check_storage, remote_trials
 from vitcli.commands.sweep.trials import Results, TrialDir, lookup
 from vitcli.config.load import nearest
 from vitcli.config.yaml import parse_value

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import vitcli
+from vitcli.commands.sweep.search import Search
 from vitcli.commands.sweep.space import Command
 from vitcli.commands.sweep.spec import Sweep, Trial
-from vitcli.commands.sweep.study import Search
 from vitcli.commands.sweep.trials import (
     Claim,
     Counts,

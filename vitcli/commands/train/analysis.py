@@ -182,7 +182,7 @@ def train(
 
 
 def _request(given: Mapping[str, Any]) -> TrainRequest:
-    """The arguments of `train` or `train_shapes` as the request of a command line; what stands in
+    """The arguments of `train` or `train_shapes` as the request of a command line; what is in
     `set` comes last, so the exact key wins."""
     named = {key: given[name] for name, key in KEYS.items() if given.get(name) is not None}
     named = {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}
@@ -196,7 +196,9 @@ def _request(given: Mapping[str, Any]) -> TrainRequest:
         preset=preset,
         config_file=given["config"] and Path(given["config"]),
         device="cpu",
-        **{name: named.get(f"train.{name}") for name in ("weights", "which", "prefix")},
+        weights=named.get("train.weights"),
+        which=named.get("train.which"),
+        prefix=named.get("train.prefix"),
     )
     rest = {name: given[name] for name in REQUESTED if name in given}
     return TrainRequest(

@@ -36,7 +36,7 @@ from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.shapes import VALIDATION, Shapes
-from vitcli.images.shards import Entry, Items, content, published_sets, recognized
+from vitcli.images.sources import Entry, Items, content, published_sets, recognized
 
 Indices = Sequence[int] | NDArray[np.int64]
 Batch = tuple[Tensor, Tensor]

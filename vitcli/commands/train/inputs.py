@@ -19,7 +19,7 @@ from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import ImageFolder, class_order
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
-from vitcli.images.shards import EXAMPLE, Entry, content
+from vitcli.images.sources import EXAMPLE, Entry, content
 
 SIDES = ("train", "val", "test", "unused", "unreadable")
 SHOWN = 3

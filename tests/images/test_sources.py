@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitcli.commands.embed.parts import escaped, unescaped
-from vitcli.images.shards import Entry
+from vitcli.images.sources import Entry
 
 
 @given(st.binary(min_size=1))

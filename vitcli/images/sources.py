@@ -1,4 +1,4 @@
-"""Where one image lies: a file of its own, or a member of a tar shard as webdataset writes them.
+"""Where an image is: a file, a member of a tar shard (webdataset), or in MNIST's or CIFAR's files.
 
 Members are read where they lie, never unpacked. Needs Pillow and the standard library only.
 """
