@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -60,11 +60,12 @@ PUBLISHED = Path(__file__).parents[3] / "shared" / "published"
 """Configs as they are published, beside the project; tests of them are skipped elsewhere."""
 
 
-def sparse(folder: Path, model: torch.nn.Module, prefix: str = "") -> Path:
+def sparse(folder: Path, model: torch.nn.Module | Mapping[str, Tensor], prefix: str = "") -> Path:
     """A file with the names and shapes of a model (on the meta device) and a hole for values."""
     header: dict[str, object] = {}
     end = 0
-    for name, tensor in model.state_dict().items():
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    for name, tensor in state.items():
         begin, end = end, end + 4 * tensor.numel()
         shape = list(tensor.shape)
         header[prefix + name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}

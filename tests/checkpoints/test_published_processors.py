@@ -145,3 +145,40 @@ def test_the_base_view_of_what_tiles(kind: str) -> None:
         [f"base view only; {kind} cuts up to {note} besides it"] if note else []
     )
     assert note == "" or len(views) > 1
+
+
+WITHOUT_PILLOW = {
+    "Cohere2VisionImageProcessor": ({}, "12 tiles"),
+    "Cohere2VisionImageProcessor, one": ({"crop_to_patches": False}, ""),
+    "Lfm2VlImageProcessor": ({}, "10 tiles"),
+    "Lfm2VlImageProcessor, one": ({"do_image_splitting": False, "max_image_tokens": 100}, ""),
+}
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (300, 200), (90, 700)])
+@pytest.mark.parametrize("name", WITHOUT_PILLOW)
+def test_the_base_view_of_what_torchvision_alone_resizes(name: str, size: tuple[int, int]) -> None:
+    kind, (settings, note) = name.split(",")[0], WITHOUT_PILLOW[name]
+    reference = getattr(transformers, kind)(**settings)
+    told = from_transformers(json.loads(reference.to_json_string()))
+    image = picture().resize(size)
+    found = reference(image, return_tensors="pt")
+    base = found["pixel_values"][-1].numpy()  # the whole image stands after its tiles
+    if "spatial_shapes" in found:
+        (rows, columns), patch = found["spatial_shapes"][-1].tolist(), reference.encoder_patch_size
+        base = base[: rows * columns].reshape(rows, columns, patch, patch, 3)
+        base = base.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
+    levels = 2 / 255 / min(told.config.std)  # rounded weights of 8 bits, as the notes say
+    np.testing.assert_allclose(preprocess(image, told.config), base, rtol=0, atol=levels + 1e-6)
+    assert any("torchvision" in text for text in told.notes)
+    tiles = [text for text in told.notes if "base view" in text]
+    assert tiles == ([f"base view only; {kind} cuts up to {note} besides it"] if note else [])
+
+
+def test_glm46v_prepares_as_glm4v() -> None:
+    """Its class is a copy of the other's."""
+    reference = transformers.Glm46VImageProcessorPil()
+    found = reference(picture(), return_tensors="np")
+    _, rows, columns = found["image_grid_thw"][0] * reference.patch_size
+    config = from_transformers(json.loads(reference.to_json_string())).config
+    assert plan(config, 300, 200).output == (rows, columns)

@@ -7,6 +7,7 @@ of the tensors show where one of that kind is. What lies outside the tower is no
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import re
 from collections import Counter
@@ -330,13 +331,17 @@ def _refusal(
 def _library_knows(configs: Configs) -> bool:
     """Whether a library builds what the config names by code of its own, so far as is known."""
     config = configs.get("config.json", {})
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, KeyError, TypeError):
+        if "open_clip_config.json" in configs:
+            given = set(configs["open_clip_config.json"]["model_cfg"]["vision_cfg"])
+            model = importlib.import_module("open_clip.model")
+            return given <= {field.name for field in dataclasses.fields(model.CLIPVisionCfg)}
         if "architecture" in config:
             return bool(importlib.import_module("timm").is_model(str(config["architecture"])))
         if "model_type" in config:
             auto = importlib.import_module("transformers.models.auto.configuration_auto")
             return str(config["model_type"]) in auto.CONFIG_MAPPING_NAMES
-    return "auto_map" not in config and bool(configs)
+    return "model_type" in config and "auto_map" not in config
 
 
 _VISION = ("vision_tower", "vision_model", "visual", "vision_encoder", "vision", "vit", "backbone")

@@ -32,7 +32,10 @@ from vitcli.checkpoints.tensors import (
 )
 from vitcli.errors import VitcliError
 
-WRAPPERS = ("model", "state_dict", "model_state_dict", "encoder", "module", "teacher")
+WRAPPERS = (
+    *("model", "state_dict", "model_state_dict", "encoder", "module", "teacher", "student"),
+    "weights",
+)
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
 KIND = "a PyTorch checkpoint"
 UNSAFE = "where you trust it, save its state_dict() alone with torch.save"

@@ -125,6 +125,40 @@ def internvit(model: nn.Module) -> State:
     return state
 
 
+def perception(model: nn.Module) -> State:
+    """Facebook's names of a Perception Encoder by timm: the inverse of timm's own conversion."""
+    state = model.state_dict()
+    if "attn_pool.q.weight" in state:
+        for part in ("weight", "bias"):
+            joined = torch.cat([state.pop(f"attn_pool.{name}.{part}") for name in ("q", "kv")])
+            state[f"attn_pool.attn.in_proj_{part}"] = joined
+        state = renamed(
+            state,
+            (r"^attn_pool\.proj\.", "attn_pool.attn.out_proj."),
+            (r"^attn_pool\.norm\.", "attn_pool.layernorm."),
+            (r"^attn_pool\.latent", "attn_pool.probe"),
+        )
+    if "head.weight" in state:
+        state["proj"] = state.pop("head.weight").T
+        del state["head.bias"]
+    if "cls_token" in state:
+        state["class_embedding"] = state.pop("cls_token").flatten()
+    state["positional_embedding"] = state.pop("pos_embed")[0]
+    return renamed(
+        state,
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"^blocks\.", "transformer.resblocks."),
+        (r"\.norm", ".ln_"),
+        (r"\.gamma_(\d)", r".ls_\1.gamma"),
+        (r"attn\.qkv\.", "attn.in_proj_"),
+        (r"resblocks\.(\d+)\.attn\.proj", r"resblocks.\1.attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+    )
+
+
 def flax(model: nn.Module, heads: int, style: str) -> dict[str, np.ndarray]:
     """A timm model as Google's parameters: `old` numbering, `new`, or blocks `stacked`."""
     state = {k: v.numpy() for k, v in model.state_dict().items()}

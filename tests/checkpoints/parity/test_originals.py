@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers as T
 from torch import nn
@@ -24,8 +25,10 @@ from tests.checkpoints.parity.compare import (
 from tests.checkpoints.parity.hf import SMALL, plain
 from tests.checkpoints.parity.originals import at_size
 from tests.checkpoints.parity.timm_models import ANY_SIZE, Case, outputs
-from vitcli.checkpoints.load import load_weights
+from tests.checkpoints.sources import sparse
+from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.config.load import Setting
+from vitcli.errors import VitcliError
 
 HEADS = {"heads": 2}
 ALL = {
@@ -253,3 +256,75 @@ def test_google_with_pre_logits_and_bfloat16(tmp_path: Path) -> None:
     assert again.report.stored_dtypes == ("bfloat16",)
     head = again.encoder.head.linear.weight
     assert torch.equal(head, half["head/kernel"].T.double())
+
+
+PERCEPTION = {
+    "vit_pe_core_base_patch16_224": {"num_classes": 6, "attn_pool_num_heads": 8},
+    "vit_pe_core_gigantic_patch14_448": {"num_classes": 6, "attn_pool_num_heads": 8},
+    "vit_pe_lang_large_patch14_448": {"num_classes": 0},
+    "vit_pe_spatial_gigantic_patch14_448": {"num_classes": 0, "init_values": 0.1},
+}
+
+
+def _of_size(name: str, model: nn.Module | None, size: tuple[int, int]) -> nn.Module:
+    """timm's model whose rotations count patches, as the original's do at any size."""
+    grid = (size[0] // 8, size[1] // 8)
+    given = {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    made = timm.create_model(name, **given, ref_feat_shape=grid, **PERCEPTION[name]).double()
+    if model is None:
+        return made
+    state, table = model.state_dict(), model.pos_embed
+    cls = table.shape[1] - 16
+    patches = table[:, cls:].reshape(1, 4, 4, -1).permute(0, 3, 1, 2)
+    patches = nn.functional.interpolate(patches, grid, mode="bilinear").flatten(2).mT
+    made.load_state_dict(state | {"pos_embed": torch.cat([table[:, :cls], patches], 1)})
+    return made.eval()
+
+
+@pytest.mark.parametrize("before", ["visual.", ""])
+@pytest.mark.parametrize("name", PERCEPTION)
+def test_facebooks_perception_encoder(name: str, before: str, tmp_path: Path) -> None:
+    model = randomized(_of_size(name, None, (32, 32)))
+    if isinstance(model.head, nn.Linear):
+        nn.init.zeros_(model.head.bias)  # the original's projection has none
+    state = {before + key: t for key, t in originals.perception(model).items()}
+    if before:
+        state |= {"transformer.resblocks.0.ln_1.weight": torch.ones(8)}
+        state |= {"positional_embedding": torch.ones(7, 8), "logit_scale": torch.ones(())}
+    torch.save({"weights": state}, tmp_path / "PE.pt")
+    core, told = "core" in name, dict(HEADS)
+    if not core:  # the names alone are a CLIP's
+        with pytest.raises(VitcliError) as caught:
+            load(tmp_path / "PE.pt", told)
+        assert "encoder.position=" in caught.value.hint
+        told["position"] = "learned+rope2d"
+    loaded = load(tmp_path / "PE.pt", told)
+    assert loaded.report.library == "facebookresearch perception_models"
+    for size in ANY_SIZE:
+        pixels = images(*size)
+        with torch.no_grad():
+            theirs = outputs(_of_size(name, model, size), pixels)
+        if not core:
+            theirs.tokens = theirs.pooled = theirs.output = None  # timm's mean, not the original's
+        assert_close(theirs, ours(loaded.encoder, pixels), FLOAT32_PARTS)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "base", "large", "gigantic"])
+def test_the_heads_of_facebooks_released_models(size: str, tmp_path: Path) -> None:
+    name = next(n for n in timm.list_models() if n.startswith(f"vit_pe_core_{size}"))
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=512)
+    folder = sparse(tmp_path, originals.perception(model))
+    plan = plan_weights(str(folder / "model.safetensors"))
+    assert plan.config.encoder.heads == model.blocks[0].attn.num_heads
+    assert plan.config.encoder.pool_heads == model.attn_pool.num_heads
+    assert plan.config.preprocess.resize == "squash"
+
+
+def test_a_clip_whose_last_norm_is_lost_is_no_perception_encoder(tmp_path: Path) -> None:
+    case = Case("", "vit_pe_core_base_patch16_224", PERCEPTION["vit_pe_core_base_patch16_224"])
+    state = originals.perception(randomized(case.make(num_heads=2)))
+    kept = {key: t for key, t in state.items() if not key.startswith(("ln_post", "attn_pool"))}
+    torch.save(kept, tmp_path / "lost.pt")
+    with pytest.raises(VitcliError, match="open-clip-tower have the same tensor names"):
+        load(tmp_path / "lost.pt", HEADS)

@@ -75,6 +75,17 @@ def _smart(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     }
 
 
+def _smart_in_tokens(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """LFM2-VL's: as Qwen's, its bounds in tokens; the view of the whole image, unsplit."""
+    sides = [whole(merged[key], key, source) for key in ("encoder_patch_size", "downsample_factor")]
+    unit = sides[0] * sides[1]
+    least, most = (whole(merged[f"{end}_image_tokens"], end, source) for end in ("min", "max"))
+    if merged["do_image_splitting"] and not merged["use_thumbnail"]:
+        refuse(source, "use_thumbnail", False, "a large image is in tiles alone")
+    area = {"min_pixels": least * unit**2, "max_pixels": most * unit**2}
+    return {"resize": "smart", "resize_size": None, "multiple": unit, **area}
+
+
 def _smart_in_time(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     """GLM-4V's: as Qwen's, but an image counts as often as it is repeated in time."""
     found = _smart(merged, given, source)
@@ -182,6 +193,15 @@ def _pan_and_scan(merged: Settings) -> str:
     return f"up to {most} tiles" if merged.get("do_pan_and_scan") and most else ""
 
 
+def _lfm2_tiles(merged: Settings) -> str:
+    most = merged["max_tiles"]
+    return f"up to {most} tiles" if merged["do_image_splitting"] and most > 1 else ""
+
+
+_BY_TORCHVISION = (
+    "pixels by Pillow; the processor, which has torchvision's resize alone, differs by up to 1 "
+    "level (bilinear) or 2 (bicubic)"
+)
 _CENTER_224 = {"do_center_crop": True, "crop_size": _square(224)}
 _SHORTEST = {"default_to_square": False}  # what a bare number means as `size`
 _CLIP = Processor(_assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST))
@@ -199,6 +219,20 @@ _IDEFICS3 = Processor(
     crops=False,
     tiles=_split_tiles,
 )
+_GLM4V = Processor(
+    _assumes(
+        {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
+        3,
+        CLIP,
+        patch_size=14,
+        merge_size=2,
+        temporal_patch_size=2,
+        **_SHORTEST,
+    ),
+    _smart_in_time,
+    crops=False,
+    note="the processor enlarges images that are under one 2x2 of patches another way",
+)
 _ANYRES = ("image_grid_pinpoints", "do_pad", "aspect_ratio_setting")
 _CLASSES: Mapping[str, Processor] = {
     "ViTImageProcessor": _VIT,
@@ -210,6 +244,7 @@ _CLASSES: Mapping[str, Processor] = {
     ),
     "CLIPImageProcessor": _CLIP,
     "ChineseCLIPImageProcessor": _CLIP,
+    "LlavaImageProcessor": _CLIP,
     "VideoLlavaImageProcessor": _CLIP,
     "BitImageProcessor": _CLIP,
     "SiglipImageProcessor": Processor(_assumes(_square(224), 3, HALF, **_SHORTEST)),
@@ -250,19 +285,36 @@ _CLASSES: Mapping[str, Processor] = {
         crops=False,
         tiles=_dynamic_tiles,
     ),
-    "Glm4vImageProcessor": Processor(
-        _assumes(
-            {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
-            3,
-            CLIP,
-            patch_size=14,
-            merge_size=2,
-            temporal_patch_size=2,
-            **_SHORTEST,
-        ),
-        _smart_in_time,
+    "Glm4vImageProcessor": _GLM4V,
+    "Glm46VImageProcessor": _GLM4V,
+    "Cohere2VisionImageProcessor": Processor(
+        _assumes(_square(512), 3, CLIP, crop_to_patches=True, max_patches=12),
+        neutral=("min_patches", "patch_size"),
         crops=False,
-        note="Glm4vImageProcessor enlarges images that are under one 2x2 of patches another way",
+        tiles=_dynamic_tiles,
+        note=_BY_TORCHVISION,
+    ),
+    "Lfm2VlImageProcessor": Processor(
+        _assumes(
+            _square(512),
+            2,
+            HALF,
+            encoder_patch_size=16,
+            downsample_factor=2,
+            min_image_tokens=64,
+            max_image_tokens=256,
+            do_image_splitting=True,
+            use_thumbnail=True,
+            max_tiles=10,
+        ),
+        _smart_in_tokens,
+        neutral=(
+            *("min_tiles", "tile_size", "max_pixels_tolerance", "max_num_patches"),
+            *("do_pad", "return_row_col_info"),
+        ),
+        crops=False,
+        tiles=_lfm2_tiles,
+        note=_BY_TORCHVISION,
     ),
     "PixtralImageProcessor": Processor(
         _assumes({"longest_edge": 1024}, 3, CLIP, patch_size=_square(16)),

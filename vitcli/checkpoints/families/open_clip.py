@@ -16,6 +16,7 @@ from vitcli.checkpoints.families.timm_architectures import (
 )
 from vitcli.checkpoints.family import (
     CLIP,
+    HALF,
     Configs,
     Family,
     Preprocessing,
@@ -23,11 +24,13 @@ from vitcli.checkpoints.family import (
     Settings,
     To,
     Variant,
+    last_two_thirds,
     only,
     pair,
     refuse,
     rows,
     section,
+    third,
     transposed,
     triple,
     validated,
@@ -183,7 +186,8 @@ def _tower(name: str, root: str) -> Family:
             root + "conv1.weight",
             _block(root) + "attn.in_proj_weight",
         ),
-        absent=("input_resolution",),
+        absent=("input_resolution", root + "attn_pool.probe"),
+        told_by=("position", "learned"),
         renames=_renames(root),
         drops=TEXT_HALF if root else (),
         settings={
@@ -255,6 +259,7 @@ OPENAI = replace(
     verified="tiny random models of open_clip under OpenAI's names",
     signature=("input_resolution", "visual.class_embedding", "visual.conv1.weight"),
     absent=(),
+    told_by=None,
     drops=(*TEXT_HALF, "input_resolution", "context_length", "vocab_size"),
     settings={},
     ignored=(),
@@ -344,12 +349,80 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
     )
 
 
+# Facebook's own Perception Encoder: these names, around queries and keys that are rotated.
+_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 16}
+"""Heads by the width of the released models; of another width they are asked for."""
+
+
+def _perception_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing:
+    """What get_image_transform of its own code does by default."""
+    size = encoder.image_size
+    config = PreprocessConfig(resize="squash", resize_size=size, filter="bilinear", **HALF)
+    return Preprocessing(config, "family perception-encoder")
+
+
+def _perception(root: str, core: bool) -> Family:
+    """The core models have a pooling of their own kind; without it names do not tell rotations."""
+    pool, attention = root + "attn_pool.", root + "attn_pool.attn."
+    shared = root + "conv1.weight", root + "ln_pre.weight", _block(root) + "attn.in_proj_weight"
+    told_apart = root + "ln_post.weight", pool + "probe"
+    return Family(
+        name="perception-encoder" if core else "perception-encoder-unpooled",
+        library="facebookresearch perception_models",
+        preprocess=_perception_pixels,
+        verified="tiny random models of timm under the original's names",
+        signature=(*shared, *told_apart) if core else shared,
+        absent=() if core else (*told_apart, "input_resolution"),
+        told_by=None if core else ("position", "learned+rope2d"),
+        renames={
+            **_renames(root),
+            "pooling.probe": rows(pool + "probe"),
+            "pooling.q.weight": third(0, attention + "in_proj_weight"),
+            "pooling.q.bias": third(0, attention + "in_proj_bias"),
+            "pooling.kv.weight": last_two_thirds(attention + "in_proj_weight"),
+            "pooling.kv.bias": last_two_thirds(attention + "in_proj_bias"),
+            "pooling.proj": attention + "out_proj",
+            "pooling.norm": pool + "layernorm",
+            "pooling.feed_forward.fc1": pool + "mlp.c_fc",
+            "pooling.feed_forward.fc2": pool + "mlp.c_proj",
+        },
+        drops=TEXT_HALF if root else (),
+        decides={
+            "patch_bias": False,
+            "position": "learned+rope2d",
+            "position_table.resize": "bilinear",
+            "position_table.resize_dtype": "model",
+            "rope.theta": 10000.0,
+            "rope.coordinates": "index",
+            "rope.layout": "interleaved",
+            "rope.first_axis": "columns",
+            "rope.offset": lambda told: float(told["cls_token"]),  # CLS is at (0, 0)
+            "heads": lambda told: _HEADS[told["hidden"]],
+            "norm_eps": 1e-5,
+            "activation": "gelu",
+            "final_norm": core,
+            "pool_norm": False,
+            "pooling": "map" if core else "none",
+            "head": "projection" if core else "none",
+            **({"pool_heads": 8} if core else {"head_out": None}),
+        },
+        needs=("heads",),
+        unproven=() if core else ("position",),
+        variants=(
+            Variant(
+                when=(pool + "probe", root + "class_embedding"), settings={"pool_prefix": True}
+            ),
+        ),
+    )
+
+
 FAMILIES = (
     _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
     _around(timm.EVA, "open-clip-timm-eva", EVAS),
     _around(timm.EVA02, "open-clip-timm-eva02", EVAS),
     _around(perception.PERCEPTION, "open-clip-timm-pe", PERCEPTION_ENCODERS),
     OPENAI,
+    *(_perception(root, core) for root in ("visual.", "") for core in (True, False)),
     _tower("open-clip", "visual."),
     _tower("open-clip-tower", ""),
 )
