@@ -28,7 +28,10 @@ from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
 from vitcli.nn.encoder import EncoderOutput
 
-TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
+TOWERS = (
+    *("vision_tower", "image_tower", "visual", "vision_model", "vision_encoder", "image_encoder"),
+    "backbone",
+)
 """What libraries call the image half of a larger model."""
 FIRST_VIEW = ("LlavaNext", "LlavaOnevision", "PerceptionLM")
 """Processors whose view of the whole picture comes before its tiles."""
@@ -407,12 +410,17 @@ def _silent_transformers() -> Iterator[None]:
 
 
 def _tower(model: Any) -> Any:
-    """The image half of a model; the model itself where it has none."""
-    for part in (model, getattr(model, "model", None)):
-        for name in TOWERS:
-            inner = getattr(part, name, None)
-            if isinstance(inner, nn.Module) and hasattr(inner, "config"):
-                return inner
+    """The image half of a model, the outermost of such names; the model itself where it has none.
+
+    A model that holds two (Video-LLaVA) has the images' before the videos' in `TOWERS`.
+    """
+    halves = [
+        (path.count("."), TOWERS.index(name), module)
+        for path, module in model.named_modules()
+        if (name := path.rpartition(".")[2]) in TOWERS and hasattr(module, "config")
+    ]
+    if halves:
+        return min(halves, key=lambda half: half[:2])[2]
     for name in ("vit", "mae"):  # a pre-training model: its encoder
         if model.config.model_type == "vit_mae" and hasattr(model, name):
             return getattr(model, name)

@@ -17,8 +17,11 @@ from typer.testing import CliRunner
 import vitcli
 from tests.checkpoints.parity import hf, open_clip_models, timm_models
 from tests.checkpoints.parity.compare import randomized
+from tests.checkpoints.parity.vlms import WHOLE
+from tests.checkpoints.sources import SQUASH
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
+from vitcli.config.load import parse_setting
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -113,6 +116,18 @@ def test_every_way_a_library_calls_its_tower(
     result = verify(source, dtype="float64")
     assert result.equal, (result.verdict, result.checked)
     assert {"pixels", "layer 0", "layer 2"} <= {one.name for one in result.checked}
+
+
+@pytest.mark.parametrize(
+    "name", ["video_llava", "shieldgemma2", "clipseg", "depth_anything", "pi0", "cohere2_vision"]
+)
+def test_the_tower_wherever_a_whole_model_has_it(name: str, tmp_path: Path) -> None:
+    randomized(WHOLE[name].make()).float().save_pretrained(tmp_path)
+    settings = [parse_setting(text) for text in SQUASH]
+    pixels = {".".join(setting.path): setting.value for setting in settings}
+    result = verify(tmp_path, dtype="float64", set=pixels)
+    assert result.equal, (result.verdict, result.checked)
+    assert {"layer 0", "layer 2"} <= {one.name for one in result.checked}
 
 
 def test_other_pixels_are_said_first(tmp_path: Path) -> None:

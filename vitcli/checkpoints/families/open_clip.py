@@ -187,7 +187,7 @@ def _tower(name: str, root: str) -> Family:
             _block(root) + "attn.in_proj_weight",
         ),
         absent=("input_resolution", root + "attn_pool.probe"),
-        told_by=("position", "learned"),
+        distinguished_by=("position", "learned"),
         renames=_renames(root),
         drops=TEXT_HALF if root else (),
         settings={
@@ -259,7 +259,7 @@ OPENAI = replace(
     verified="tiny random models of open_clip under OpenAI's names",
     signature=("input_resolution", "visual.class_embedding", "visual.conv1.weight"),
     absent=(),
-    told_by=None,
+    distinguished_by=None,
     drops=(*TEXT_HALF, "input_resolution", "context_length", "vocab_size"),
     settings={},
     ignored=(),
@@ -373,7 +373,7 @@ def _perception(root: str, core: bool) -> Family:
         verified="tiny random models of timm under the original's names",
         signature=(*shared, *told_apart) if core else shared,
         absent=() if core else (*told_apart, "input_resolution"),
-        told_by=None if core else ("position", "learned+rope2d"),
+        distinguished_by=None if core else ("position", "learned+rope2d"),
         renames={
             **_renames(root),
             "pooling.probe": rows(pool + "probe"),
