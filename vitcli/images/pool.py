@@ -197,7 +197,7 @@ _PROGRAM = (
     "import sys; pipe, memory, *sys.path = sys.argv[1:]; "
     "from vitcli.images.pool import main; main(int(pipe), int(memory))"
 )
-_LEAN = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PILLOW_BLOCKS_MAX": "8"}
+LEAN = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PILLOW_BLOCKS_MAX": "8"}
 """Nothing here is worth a thread for each core, or the address space of their stacks. Pillow keeps
 the memory of the last image (8 blocks of 16 MiB at most): new pages cost a sixth of decoding."""
 
@@ -316,7 +316,7 @@ class _Worker:
                 command,
                 pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_LEAN, "PYTHONSAFEPATH": "1"},
+                env={**os.environ, **LEAN, "PYTHONSAFEPATH": "1"},
             )
         theirs.close()
         with contextlib.suppress(OSError):  # one that has died already is not ready either
