@@ -76,7 +76,7 @@ def test_rounds_that_share_images_are_tested_with_the_corrected_variance() -> No
 
 def ranked(*vectors: np.ndarray, labels: list[str], **more: Any) -> RankingResult:
     trial = Trial(Path("x"), labeled(list(vectors), labels, **more))
-    return trial.ranking([], lambda done, total: None)
+    return trial.ranking([])
 
 
 def test_the_better_encoder_is_first_and_equal_ones_are_not_told_apart() -> None:
@@ -102,9 +102,7 @@ def test_numbers_rank_by_r2() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(80, 6))
     targets = vectors @ np.arange(6.0)
-    result = Trial(Path("x"), labeled([rng.normal(size=(80, 6)), vectors], targets)).ranking(
-        [], lambda done, total: None
-    )
+    result = Trial(Path("x"), labeled([rng.normal(size=(80, 6)), vectors], targets)).ranking([])
     assert [one.name for one in result.ranked] == ["m1", "m0"]
     assert "of R²" in result.verdict and result.verdict_code == "one best"
 

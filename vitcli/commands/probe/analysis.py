@@ -100,7 +100,7 @@ def probe(
         confusion: put the whole confusion matrix into the result.
         limit: images of each half of a published set.
         out: folder in which to keep the vectors of images.
-        progress: called with what is encoded, then timed, then tested; its `line` with each note.
+        progress: called with the images encoded; its `line` with each note.
 
     Raises:
         VitcliError: no classes, too few images, or scikit-learn is missing.
@@ -117,7 +117,7 @@ def probe(
         )
         if len(models) > 1:
             progress.line(f"timing {len(models)} encoders alternately, then comparing them")
-        cost = _costs(models, folder, progress) if len(models) > 1 else []
+        cost = _costs(models, folder) if len(models) > 1 else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images))  # while the vectors are there
     if len(models) == 1 and out is None:  # the folder of the vectors is gone
@@ -130,7 +130,7 @@ def probe(
     trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
     if len(images.encoders) == 1 and layers is None:
         return trial.single()
-    return trial.ranking(cost, progress if not cost else QUIET)
+    return trial.ranking(cost)
 
 
 def _encoded(
@@ -266,14 +266,14 @@ def _state(folder: Path) -> Iterator[Any]:
                 yield [path, name, status.st_size, status.st_mtime_ns]
 
 
-def _costs(models: Sequence[Model], folder: Path, progress: Progress) -> list[Cost]:
+def _costs(models: Sequence[Model], folder: Path) -> list[Cost]:
     suffixes = (".jpg", ".jpeg", ".png", ".webp")
     files = [str(p) for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes][:200]
 
     def read(path: str) -> object:
         return preprocess(decode(path).image, models[0].preprocessing)
 
-    return ranking.costs(models, lambda: ranking.decode_seconds(read, files), progress)
+    return ranking.costs(models, lambda: ranking.decode_seconds(read, files))
 
 
 @dataclasses.dataclass
@@ -461,12 +461,11 @@ class Trial:
         values, highs = [s.accuracy for s in scores], [s.high for s in scores]
         return _unproven(values, highs, share, f"{name!r} ({share:.1%})", f"{facts} {of}")
 
-    def ranking(self, cost: Sequence[Cost], progress: Progress) -> RankingResult:
+    def ranking(self, cost: Sequence[Cost]) -> RankingResult:
         """All encoders, best first by the linear probe, and differences to the best."""
         found = []
         for place, encoder in enumerate(self.images.encoders):
             found.append((encoder, *self._scores(encoder), cost[place] if cost else None))
-            progress(place + 1, len(self.images.encoders))
         # A stable sort: of equal ones the first named comes first.
         sign = -1.0 if self.images.regression else 1.0
         found.sort(key=lambda item: -sign * item[3].mean)

@@ -24,7 +24,6 @@ from vitcli.engines.library import LibraryEncoder, macs_per_image
 from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
 from vitcli.model import Model
-from vitcli.results import Progress
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""
@@ -384,24 +383,20 @@ def _within_seeds(rounds: Sequence[np.ndarray], splits: Splits) -> float:
 def costs(
     models: Sequence[Model],
     decode: Callable[[], float],
-    progress: Progress,
 ) -> list[Cost]:
     """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up.
 
     `decode` gives the seconds that decoding an image takes on one core.
     """
     steps = [_step(model) for model in models]
-    total = len(models) * (TIMED_ROUNDS + 1)
     added = []
-    for place, (model, step) in enumerate(zip(models, steps, strict=True)):
+    for model, step in zip(models, steps, strict=True):
         step()
         added.append(peak_memory(step, model.device) or 0)
-        progress(place + 1, total)
     times: list[list[float]] = [[] for _ in models]
-    for turn in range(TIMED_ROUNDS):
+    for _ in range(TIMED_ROUNDS):
         for place, (model, step) in enumerate(zip(models, steps, strict=True)):
             times[place].append(timed(step, model.device))
-            progress(len(models) * (turn + 1) + place + 1, total)
     decoding = decode() / (os.cpu_count() or 1)
     found = []
     for model, seconds, memory in zip(models, times, added, strict=True):
