@@ -357,12 +357,14 @@ _HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1536: 16}
 def _perception_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing:
     """What get_image_transform of its own code does by default."""
     size = encoder.image_size
-    config = PreprocessConfig(resize="squash", resize_size=size, filter="bilinear", **HALF)
+    config = PreprocessConfig(
+        resize="squash", resize_size=size, filter="bilinear", mean=HALF["mean"], std=HALF["std"]
+    )
     return Preprocessing(config, "family perception-encoder")
 
 
 def _perception(root: str, core: bool) -> Family:
-    """The core models have a pooling of their own kind; without it names do not tell rotations."""
+    """The core models have a pooling of their own kind; without it names do not show rotations."""
     pool, attention = root + "attn_pool.", root + "attn_pool.attn."
     shared = root + "conv1.weight", root + "ln_pre.weight", _block(root) + "attn.in_proj_weight"
     told_apart = root + "ln_post.weight", pool + "probe"
