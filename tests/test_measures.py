@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from vitcli.errors import VitcliError
 from vitcli.measures import (
     all_finite,
+    evenly,
     largest,
     largest_difference,
     mcnemar,
     mean_interval,
+    plane,
     student_quantile,
     wilson,
 )
@@ -66,3 +72,62 @@ def test_mean_interval_is_the_paired_t_interval() -> None:
 def test_mcnemar_is_the_exact_binomial_test(pair: tuple[int, int]) -> None:
     expected = stats.binomtest(pair[0], sum(pair)).pvalue if sum(pair) else 1.0
     assert mcnemar(*pair) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_plane_is_the_first_two_principal_components() -> None:
+    from sklearn.decomposition import PCA
+
+    vectors = np.random.default_rng(0).normal(size=(40, 7)) * [5, 1, 3, 1, 1, 2, 1] + 11
+    reference = PCA(2).fit(vectors)
+    found = plane(vectors, [str(i) for i in range(40)], [None] * 40)
+    np.testing.assert_allclose(
+        np.abs(found.points), np.abs(reference.transform(vectors)), rtol=0, atol=1e-11
+    )
+    np.testing.assert_allclose(found.explained, reference.explained_variance_ratio_, rtol=1e-12)
+    assert plane(-vectors, [""] * 40, [None] * 40).points == tuple(
+        (-x, -y) for x, y in found.points
+    )
+
+
+@pytest.mark.parametrize("vectors", [np.ones((1, 4)), np.ones((3, 1)), np.ones((5, 5))])
+def test_a_plane_of_next_to_nothing_is_finite(vectors: np.ndarray) -> None:
+    found = plane(vectors, [""] * len(vectors), ["a"] * len(vectors))
+    assert found.explained == (0, 0) and not np.any(found.points)
+
+
+def test_a_plane_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VitcliError, match="tsne: unknown"):
+        plane(np.ones((2, 2)), "ab", "ab", by="tsne")
+    with pytest.raises(VitcliError, match="none to show"):
+        plane(np.empty((0, 2)), "", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(VitcliError, match="umap-learn is missing"):
+        plane(np.ones((2, 2)), "ab", "ab", by="umap")
+
+
+def test_umap_gets_the_cosine_and_a_fixed_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for umap-learn, which takes long to compile."""
+    given: dict[str, Any] = {}
+
+    class Umap:
+        def __init__(self, **how: Any) -> None:
+            given.update(how)
+
+        def fit_transform(self, rows: np.ndarray) -> np.ndarray:
+            return rows[:, :2]
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Umap))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    found = plane(np.eye(4), [""] * 4, [None] * 4, by="umap")
+    assert found.explained is None and found.points[:2] == ((1, 0), (0, 1))
+    assert (given["metric"], given["random_state"], given["n_neighbors"]) == ("cosine", 0, 3)
+
+
+@pytest.mark.parametrize(("count", "most"), [(0, 3), (3, 3), (4, 3), (1000, 7)])
+def test_evenly_spaced_places(count: int, most: int) -> None:
+    places = evenly(count, most)
+    assert len(set(places)) == min(count, most)
+    if count:
+        assert (places[0], places[-1]) == (0, count - 1)
+    gaps = np.diff(places)
+    assert not len(gaps) or gaps.max() - gaps.min() <= 1

@@ -5,12 +5,38 @@ Works on torch tensors, numpy arrays and plain numbers; imports neither torch no
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
 
+from vitcli.errors import VitcliError, install_extra
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Vectors of images in two dimensions."""
+
+    by: str
+    """One of `PROJECTIONS`."""
+    model: str
+    weights: str
+    images: int
+    """How many there are; where that is more than `names`, these are evenly spaced among them."""
+    names: tuple[str, ...]
+    labels: tuple[str | float | None, ...]
+    """The class of each, or a number; None without."""
+    points: tuple[tuple[float, float], ...]
+    explained: tuple[float, float] | None
+    """The share of the vectors' variance along each axis; None for UMAP."""
+
+
+PROJECTIONS = ("pca", "umap")
+MOST_POINTS = 10_000
+"""Vectors that a view in two dimensions shows; of more, evenly spaced ones."""
 CONFIDENCE = 0.95
 MARGIN = 0.1
 """The part of the way from chance to a perfect score that is clearly more than chance."""
@@ -151,3 +177,76 @@ def holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (m - rank) * p_values[index]))
         adjusted[index] = running
     return adjusted
+
+
+def check_projection(by: str) -> None:
+    """Refuse a projection that is unknown, or whose library is missing.
+
+    Raises:
+        VitcliError: as said.
+    """
+    if by not in PROJECTIONS:
+        raise VitcliError(f"--projection {by}: unknown (expected pca or umap)", "--projection pca")
+    if by == "umap" and importlib.util.find_spec("umap") is None:
+        raise VitcliError("--projection umap: umap-learn is missing", install_extra("umap"))
+
+
+def evenly(count: int, most: int = MOST_POINTS) -> list[int]:
+    """At most `most` of `count` places, evenly spaced, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def plane(
+    vectors: Any,
+    names: Sequence[str],
+    labels: Sequence[str | float | None],
+    *,
+    by: str = "pca",
+    images: int | None = None,
+    model: str = "",
+    weights: str = "",
+) -> Plane:
+    """Vectors (N, D) in two dimensions.
+
+    pca: along the two directions of largest variance of the centered vectors, in float64; the sign
+    of each makes its entry of largest absolute value positive. umap: UMAP (McInnes et al. 2018) by
+    cosine distance, with the seed 0.
+
+    Raises:
+        VitcliError: an unknown projection, no vectors, or umap-learn is missing.
+    """
+    import numpy as np
+
+    check_projection(by)
+    rows = np.asarray(vectors, np.float64)
+    if not len(rows):
+        raise VitcliError("vectors: there are none to show", "embed at least one image")
+    explained = None
+    if by == "umap":
+        from umap import UMAP
+
+        near = min(15, max(len(rows) - 1, 2))
+        how = {"n_components": 2, "metric": "cosine", "random_state": 0, "n_jobs": 1}
+        how |= {"n_neighbors": near, "init": "spectral" if len(rows) > 10 else "random"}
+        points = np.asarray(UMAP(**how).fit_transform(rows), np.float64)
+    else:
+        centered = rows - rows.mean(0)
+        variances, axes = np.linalg.eigh(centered.T @ centered)  # ascending
+        axes = axes[:, ::-1][:, :2]
+        axes = axes * np.sign(axes[np.abs(axes).argmax(0), range(axes.shape[1])])
+        points = np.zeros((len(rows), 2))
+        points[:, : axes.shape[1]] = centered @ axes
+        first, second = (points**2).sum(0) / (variances.sum() or 1.0)
+        explained = (float(first), float(second))
+    return Plane(
+        by=by,
+        model=model,
+        weights=weights,
+        images=len(rows) if images is None else images,
+        names=tuple(names),
+        labels=tuple(labels),
+        points=tuple((float(x), float(y)) for x, y in points),
+        explained=explained,
+    )

@@ -18,6 +18,7 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output
+from vitcli.measures import MOST_POINTS, Plane
 from vitcli.results import FailedImage, Result
 from vitcli.ui.console import note, show, warn
 
@@ -137,7 +138,8 @@ def chance_line(axes: Any, chance: float) -> None:
 
 def caption(drawing: Any, text: str) -> None:
     """What bars and bands are, below the figure: `mean ± sd, 3 seeds; dots: seeds`."""
-    drawing.supxlabel(text, fontsize=POINTS - 1, color="0.3")
+    letters = int(drawing.get_figure(root=True).get_figwidth() * 72 / (0.56 * (POINTS - 1)))
+    drawing.supxlabel(textwrap.fill(text, letters), fontsize=POINTS - 1, color="0.3")
 
 
 def spread_caption(count: int, noun: str = "seed", interval: str = "sd", dots: bool = True) -> str:
@@ -330,6 +332,54 @@ def finish(
         show(result, form, **how)
     if failed or wrong:
         raise typer.Exit(1)
+
+
+MOST_NAMED = 21
+"""Classes that a legend names."""
+
+
+@styled
+def plane_figure(plane: Plane) -> Any:
+    """Vectors of images as points in two dimensions, colored by class or by number."""
+    narrow = across() < NARROW
+    drawing = new_figure(4.6 if narrow else 4.2)
+    axes = drawing.subplots()
+    x, y = zip(*plane.points, strict=True)
+    size = {"s": max(3.0, min(16.0, 6000 / len(x))), "linewidths": 0}
+    said = f"{len(x):,} images"
+    if len(x) < plane.images:
+        spaced = ", evenly spaced" * (plane.images > MOST_POINTS)
+        said = f"{len(x):,} of {plane.images:,} images{spaced}"
+    numbers = [label for label in plane.labels if isinstance(label, float)]
+    classes = list(dict.fromkeys(label for label in plane.labels if isinstance(label, str)))
+    if len(numbers) == len(x):
+        shown = axes.scatter(x, y, c=numbers, cmap="viridis", **size)
+        drawing.colorbar(shown, ax=axes, label="number of --targets")
+        classes = []
+    for place, name in enumerate([*classes, None]):
+        chosen = [i for i, label in enumerate(plane.labels) if label == name]
+        if chosen and not numbers:
+            how = {"color": "0.6", "marker": "."}
+            if name is not None:
+                how = {"color": COLORS[place % 7], "marker": MARKERS[(place + place // 7) % 7]}
+            label = "no class" if name is None else ended(name, 28)
+            axes.scatter([x[i] for i in chosen], [y[i] for i in chosen], label=label, **how, **size)
+    if 0 < len(classes) <= MOST_NAMED:
+        place = "outside upper center" if narrow else "outside right upper"
+        drawing.legend(loc=place, ncols=2 if narrow else 1, frameon=False, markerscale=1.5)
+    elif classes:
+        said += f"; {len(classes)} classes, whose colors and markers repeat"
+    shares = [f" ({share:.1%} of the variance)" for share in plane.explained or ()] or ["", ""]
+    for number, set_label in enumerate((axes.set_xlabel, axes.set_ylabel)):
+        kind = "principal component" if plane.by == "pca" else "UMAP axis"
+        set_label(f"{kind} {number + 1}{shares[number]}")
+    if plane.by == "umap":
+        axes.set(xticks=[], yticks=[])  # only nearness means something
+        said += "; distances between groups mean nothing"
+    axes.grid()
+    drawing.suptitle(f"{ended(plane.model)}, weights: {ended(plane.weights)}")
+    caption(drawing, said)
+    return drawing
 
 
 LONGEST_SIDE = 448

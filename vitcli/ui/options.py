@@ -366,6 +366,15 @@ def grouped(function: Function) -> Function:
     return command  # type: ignore[return-value]
 
 
+ProjectionOption = Annotated[
+    str,
+    typer.Option(
+        "--projection",
+        metavar="pca|umap",
+        help="How vectors are shown in two dimensions: principal components, or UMAP (extra umap).",
+        autocompletion=complete(("pca", "umap")),
+    ),
+]
 EngineOption = Annotated[
     str | None,
     typer.Option(

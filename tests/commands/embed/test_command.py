@@ -207,3 +207,21 @@ def test_fit_is_part_of_the_job(photos: Path, tmp_path: Path) -> None:
     found = runner.invoke(app, ["neighbors", str(out), str(other), "--json"])
     best = json.loads(found.stdout)["neighbours"][0]
     assert best["path"] == "07.png" and best["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_vectors_in_two_dimensions(photos: Path, tmp_path: Path) -> None:
+    """Colored by the folders' classes; an image that failed is not a point."""
+    for number, name in enumerate(("05", "06", "07")):
+        (photos / ("cat", "dog", "dog")[number]).mkdir(exist_ok=True)
+        (photos / f"{name}.png").rename(photos / ("cat", "dog", "dog")[number] / f"{name}.png")
+    classes = [str(photos / "cat"), str(photos / "dog")]
+    shutil.copy(photos / "dog/06.png", photos / "cat/good.png")
+    drawn = tmp_path / "x.svg"
+    run(*classes, "--out", tmp_path / "out", *SMALL, "--plot", drawn, "--width", "column", code=1)
+    text = drawn.read_text()
+    for said in ("cat", "dog", "principal component 1", "3 of 4 images"):
+        assert f">{said}" in text
+    patches = ("--out", tmp_path / "p", "--tokens=patch", "--plot", drawn)
+    refused = run(*classes, *patches, *SMALL, code=2)
+    assert "one vector per image" in refused.stderr
+    assert not (tmp_path / "p").exists()

@@ -198,3 +198,20 @@ def test_unlabeled_images_rank_by_agreement(tmp_path: Path) -> None:
     assert "not accuracy" in said["verdict"]
     alone = answer(tmp_path / "in", *SMALL, "--unlabeled", code=2)
     assert "needs at least 2 encoders" in alone["error"]
+
+
+def test_the_best_encoders_vectors_are_shown_in_two_dimensions(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", {"dark": 0, "light": 200}, 6)
+    more = ("--out", str(tmp_path / "kept"), "--map", str(tmp_path / "x.svg"), "--json")
+    many = ("--registers", "0,1", *SMALL)
+    done = CliRunner().invoke(app, ["probe", str(tmp_path / "photos"), *many, *more])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["plane"]
+    assert sorted(found["labels"]) == ["dark"] * 6 + ["light"] * 6
+    assert len(found["points"]) == found["images"] == 12
+    first: dict[str, list[float]] = {"dark": [], "light": []}
+    for label, (x, _) in zip(found["labels"], found["points"], strict=True):
+        first[label].append(x)
+    dark, light = sorted(first.values(), key=max)
+    assert max(dark) < min(light)  # brightness is most of the variance
+    assert ">light" in (tmp_path / "x.svg").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,13 +14,16 @@ from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.measures import check_projection
 from vitcli.ui.console import duration, note, plural, progress, short, show, status, stream, table
+from vitcli.ui.figures import Plot, check_figure_file, draw, plane_figure
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
     ModelOptions,
     Output,
     PrintConfigOption,
+    ProjectionOption,
     Without,
     grouped,
     known_engine,
@@ -136,6 +140,8 @@ def embed(
     engine: EngineOption = None,
     background: BackgroundOption = "white",
     output: Annotated[Output, Without(("format",))],  # --format is that of the parts
+    plot: Plot,
+    projection: ProjectionOption = "pca",
     print_config: PrintConfigOption = False,
 ) -> None:
     """Turn a folder of images into embeddings, one row per image.
@@ -149,8 +155,17 @@ def embed(
       vitcli embed 'shards/*.tar' --preset clip-b16 --out vectors/ --tokens cls,pooled
       vitcli embed photos/ --weights facebook/dinov2-small --out layers/ --layers 3,6,9,12
       vitcli embed photos/ --out grids/ --tokens patch --vector-dtype float16
-    """
+      vitcli embed photos/ --weights facebook/dinov2-small --out vectors/ --plot vectors.png
 
+    --plot shows the vectors in two dimensions, colored by the folders' classes.
+    """
+    check_figure_file(plot)
+    if plot:
+        check_projection(projection)
+        if not {kind.strip() for kind in tokens.split(",")} - {"patch", "register"}:
+            raise VitcliError(
+                f"--plot: one vector per image is drawn (got --tokens {tokens})", "--tokens pooled"
+            )
     color = parse_color(background)
     wanted = parse_layers(layers)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
@@ -194,6 +209,8 @@ def embed(
         note(f"left out: {kinds}{more}; --any-suffix reads every file that is not hidden")
     if result.duplicates:
         note(f"{result.duplicates:,} repeated inputs: each has one row")
+    if plot and result.ok:
+        draw(lambda: figure(result, projection), plot)
     stream(stderr=True).print(summary(result), markup=False, soft_wrap=True)
     show(result, output.form)
     if result.failed:
@@ -213,6 +230,13 @@ def parse_layers(text: str | None) -> tuple[int, ...]:
             f"--layers {text}: is not a list of layers (expected numbers with commas)",
             "--layers 6,12",
         ) from error
+
+
+def figure(result: FolderResult, by: str = "pca") -> Any:
+    """The vectors of the folder in two dimensions, colored by class."""
+    from vitcli.commands.embed.job import vectors_in_plane
+
+    return plane_figure(vectors_in_plane(Path(result.out), by))
 
 
 def summary(result: FolderResult) -> str:

@@ -27,7 +27,9 @@ from vitcli.config.load import ModelRequest, Setting, split_library
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock
+from vitcli.images.folders import read_layout
 from vitcli.images.sources import Entry
+from vitcli.measures import Plane, evenly, plane
 from vitcli.model import Model, load_model
 
 MANIFEST = "_manifest.json"
@@ -312,6 +314,33 @@ def iterate_parts(folder: Path, column: str | None = None) -> Iterator[Rows]:
             ) from error
         rows.arrays["vector"] = rows.arrays[column]
         yield rows
+
+
+def vectors_in_plane(folder: Path, by: str = "pca") -> Plane:
+    """The vectors of a job in two dimensions, with the classes that folders or shards give.
+
+    Of more than `measures.MOST_POINTS` images evenly spaced ones; parts that other shards have not
+    written yet are left out.
+
+    Raises:
+        VitcliError: no job there, no vector of an image, or umap-learn is missing.
+    """
+    job = open_job(folder)
+    column = vector_column(job.settings)
+    chosen, size = set(evenly(job.inputs.count)), job.inputs.part_rows
+    entries: list[Entry] = []
+    vectors: list[np.ndarray] = []
+    for part in range(job.inputs.parts):
+        rows = job.read(part)
+        for place, entry in enumerate(job.inputs.read(part) if rows else ()):
+            if part * size + place in chosen and rows and rows.good[place]:
+                entries.append(entry)
+                vectors.append(rows.arrays[column][place])
+    names = [entry.name for entry in entries]
+    layout = read_layout(names)
+    labels = [layout.place(entry.name, entry.label or "")[1] for entry in entries]
+    about = {key: job.settings[key] for key in ("model", "weights")}
+    return plane(vectors, names, labels, by=by, images=job.inputs.count, **about)
 
 
 def iterate_entries(folder: Path) -> Iterator[Entry]:

@@ -50,7 +50,7 @@ from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import recognized
-from vitcli.measures import CONFIDENCE, holm, mean_interval, too_few, wilson
+from vitcli.measures import CONFIDENCE, Plane, evenly, holm, mean_interval, plane, too_few, wilson
 from vitcli.model import Model, as_model
 from vitcli.results import QUIET, Progress
 
@@ -74,6 +74,7 @@ def probe(
     targets: str | os.PathLike[str] | None = None,
     unlabeled: bool = False,
     confusion: bool = False,
+    projection: str | None = None,
     limit: int | None = None,
     out: str | os.PathLike[str] | None = None,
     tokens: str = "pooled",
@@ -98,6 +99,8 @@ def probe(
         targets: a CSV of path and number, to predict numbers instead of classes.
         unlabeled: rank by agreement about nearest neighbors; this is not accuracy.
         confusion: put the whole confusion matrix into the result.
+        projection: pca or umap: put the vectors of the best encoder into the result, in two
+            dimensions.
         limit: images of each half of a published set.
         out: folder in which to keep the vectors of images.
         progress: called with the images encoded; its `line` with each note.
@@ -123,14 +126,37 @@ def probe(
     if len(models) == 1 and out is None:  # the folder of the vectors is gone
         gone = tuple(dataclasses.replace(encoder, kept="") for encoder in images.encoders)
         images = dataclasses.replace(images, encoders=gone)
-    if unlabeled:
-        return agreement(folder, images, k)
     if targets is not None:
         images = with_targets(images, Path(targets))
-    trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
-    if len(images.encoders) == 1 and layers is None:
-        return trial.single()
-    return trial.ranking(cost)
+    result: ProbeResult | RankingResult | AgreementResult
+    if unlabeled:
+        result = agreement(folder, images, k)
+    else:
+        trial = Trial(folder, with_groups(images, groups), k, folds, seeds, confusion)
+        single = len(images.encoders) == 1 and layers is None
+        result = trial.single() if single else trial.ranking(cost)
+    if projection is None:
+        return result
+    best = "" if isinstance(result, ProbeResult) else result.ranked[0].name
+    return dataclasses.replace(result, plane=_in_plane(images, best, projection))
+
+
+def _in_plane(images: Images, best: str, by: str) -> Plane:
+    """The vectors of the encoder or layer of this name, of the first without one."""
+    names = _names(images.encoders)
+    encoder = images.encoders[names.index(best) if best else 0]
+    rows = evenly(len(images.names))
+    labels = [None] * len(rows) if images.labels is None else images.labels[rows].tolist()
+    layer = "" if encoder.layer is None else f", layer {encoder.layer}"
+    return plane(
+        encoder.vectors[rows],
+        [images.names[row] for row in rows],
+        labels,
+        by=by,
+        images=len(images.names),
+        model=encoder.model + layer,
+        weights=encoder.weights,
+    )
 
 
 def _encoded(

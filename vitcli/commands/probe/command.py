@@ -10,12 +10,14 @@ import typer
 
 from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
+from vitcli.measures import check_projection
 from vitcli.ui.console import note, progress, status, warn
-from vitcli.ui.figures import Plot, check_figure_file, draw, finish
+from vitcli.ui.figures import Plot, check_figure_file, draw, finish, plane_figure
 from vitcli.ui.options import (
     EncodersOptions,
     EngineOption,
     Output,
+    ProjectionOption,
     grouped,
     known_engine,
     load_all,
@@ -109,6 +111,15 @@ def probe(
             ".svg or .pdf.",
         ),
     ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Draw the vectors (of the best encoder) in two dimensions, colored by class.",
+        ),
+    ] = None,
+    projection: ProjectionOption = "pca",
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="Images of each half of a published set."),
@@ -155,6 +166,9 @@ def probe(
     from vitcli.commands.embed.job import MANIFEST
 
     check_figure_file(plot)
+    check_figure_file(map_file)
+    if map_file:
+        check_projection(projection)
     if confusion is not None:
         if confusion.suffix.lower() != ".csv":
             check_figure_file(confusion)
@@ -207,6 +221,7 @@ def probe(
             targets=targets,
             unlabeled=unlabeled,
             confusion=confusion is not None,
+            projection=projection if map_file else None,
             limit=limit,
             out=out,
             tokens=tokens or "pooled",
@@ -217,6 +232,9 @@ def probe(
         warn(f"images without a vector: {result.failed:,}")
     if plot:
         draw(result.figure, plot)
+    if map_file and result.plane:
+        plane = result.plane
+        draw(lambda: plane_figure(plane), plot.at(map_file))
     if confusion is not None and not isinstance(result, AgreementResult):
         if confusion.suffix.lower() == ".csv":
             from vitcli.files import atomic_write

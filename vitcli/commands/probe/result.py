@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vitcli.measures import Plane
 from vitcli.results import Result
 
 
@@ -101,6 +102,8 @@ class ProbeResult(Result):
     regression: RegressionScore | None = None
     confusion_matrix: tuple[tuple[int, ...], ...] = ()
     """Counts by the linear probe, a row per true class; empty without `confusion`."""
+    plane: Plane | None = None
+    """Vectors in two dimensions (of the best encoder), where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,8 @@ class RankingResult(Result):
     """one best, cannot be distinguished, no better, too few images."""
     confusion_matrix: tuple[tuple[int, ...], ...] = ()
     """Of the best one, as in ProbeResult."""
+    plane: Plane | None = None
+    """Vectors in two dimensions (of the best encoder), where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -227,3 +232,5 @@ class AgreementResult(Result):
     verdict: str
     verdict_code: str
     """most agreement, cannot be distinguished."""
+    plane: Plane | None = None
+    """Vectors in two dimensions (of the best encoder), where they were asked for."""

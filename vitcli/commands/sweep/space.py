@@ -145,6 +145,7 @@ SHORTHANDS = {
     "norm": "encoder.norm_placement",
     "position": "encoder.position",
     "pool": "encoder.pooling",
+    "fit": "preprocess.fit",
     "pos_resize": "encoder.position_table.resize",
     "image_size": "encoder.image_size",
     "registers": "encoder.registers",
