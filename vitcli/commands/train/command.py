@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.commands.train.result import TrainResult
 from vitcli.config.load import ModelRequest, Setting, config_yaml
 from vitcli.config.schema import InitScheme
 from vitcli.config.training import (
@@ -252,28 +251,51 @@ def errors_from_first_process() -> Iterator[None]:
         raise VitcliError(name, error.hint, exit_code=error.exit_code) from error
 
 
-def prepared(
-    request: TrainRequest, schema: Any, recipe: Any, plot: Plot, print_config: bool
-) -> bool:
-    """Report a bad config before torch is loaded; print it if asked, and then there is no run."""
-    from vitcli.ui.console import answer_text
+def execute(
+    request: TrainRequest,
+    shapes: bool,
+    form: str,
+    plot: Plot,
+    print_config: bool,
+    *,
+    download: bool = False,
+    show_data: Path | None = None,
+) -> None:
+    """Train and show the run, in the first process only; or print its config, or draw its data.
+
+    A bad config is reported before torch is loaded.
+    """
+    from vitcli.ui.console import answer_text, note, progress, show, status
     from vitcli.ui.figures import check_figure_file
 
     check_figure_file(plot)
+    config: Any
     if request.model.weights is None:
-        config = request.run_config(schema, recipe)
+        schema: Any = ShapesRun if shapes else ImagesRun
+        config = request.run_config(schema, SHAPES_RECIPE if shapes else IMAGES_RECIPE)
         if print_config:
-            answer_text(config_yaml(config))
-            return False
-    return True
+            return answer_text(config_yaml(config))
+    with status("loading torch, the data and the encoder"):
+        from vitcli.commands.train import analysis
 
+        source = analysis.source_of(request)
+        config_of = analysis.shapes_config if shapes else analysis.images_config
+        config = config_of(request, source)
+    if print_config:
+        return answer_text(config_yaml(config))
+    if show_data:
+        from vitcli.images.shapes import draw_sheet
 
-def finish(result: TrainResult, request: TrainRequest, form: str, plot: Plot) -> None:
-    """Show a run that is over, in the first process only."""
+        draw_sheet(analysis.shapes_of(config), show_data)
+        return note(f"drew {show_data}")
+    with progress("", lines="tenths") as bar:
+        result = (
+            analysis.run_shapes(request, config, source, bar)
+            if shapes
+            else analysis.run_images(request, config, source, bar, download)
+        )
     if not first_process():
         return
-    from vitcli.ui.console import note, show
-
     if request.out:
         loadable = (request.out / "model.safetensors").exists()
         library = "timm:" if result.config["train"]["backbone"] else ""
@@ -367,8 +389,6 @@ def train(
       vitcli train --out runs/pictures --resume
       vitcli train pictures/ --weights runs/pictures --test
     """
-    from vitcli.ui.console import answer_text, status
-
     named = [] if data is None else [Setting(("data", "path"), str(data), str(data))]
     request = options.to_train_request(
         *named,
@@ -378,21 +398,7 @@ def train(
         test=test,
         classes=read_classes(classes),
     )
-    if not prepared(request, ImagesRun, IMAGES_RECIPE, plot, print_config):
-        return
-
-    with status("loading torch, the data and the encoder"):
-        from vitcli.commands.train import analysis
-
-        source = analysis.source_of(request)
-        config = analysis.images_config(request, source)
-    if print_config:
-        return answer_text(config_yaml(config))
-    from vitcli.ui.console import progress
-
-    with progress("", lines="tenths") as bar:
-        result = analysis.run_images(request, config, source, bar, download)
-    finish(result, request, output.form, plot)
+    execute(request, False, output.form, plot, print_config, download=download)
 
 
 @grouped
@@ -424,32 +430,8 @@ def train_shapes(
       vitcli train-shapes --epochs 3 --out runs/a --set data.train_size=4096
       vitcli train-shapes --weights runs/a --lora 6:3 --train-head
     """
-    from vitcli.ui.console import answer_text, note, status
-
-    settings = (
-        []
-        if difficulty is None
-        else [Setting(("data", "difficulty"), difficulty, f"--difficulty {difficulty}")]
-    )
-    request = options.to_train_request(*settings)
-    if not prepared(request, ShapesRun, SHAPES_RECIPE, plot, print_config):
-        return
-
-    with status("loading torch and the encoder"):
-        from vitcli.commands.train import analysis
-
-        source = analysis.source_of(request)
-        config = analysis.shapes_config(request, source)
-    if print_config:
-        return answer_text(config_yaml(config))
-    if show_data:
-        from vitcli.images.shapes import draw_sheet
-
-        draw_sheet(analysis.shapes_of(config), show_data)
-        return note(f"drew {show_data}")
-
-    from vitcli.ui.console import progress
-
-    with progress("", lines="tenths") as bar:
-        result = analysis.run_shapes(request, config, source, bar)
-    finish(result, request, output.form, plot)
+    named = []
+    if difficulty is not None:
+        named = [Setting(("data", "difficulty"), difficulty, f"--difficulty {difficulty}")]
+    request = options.to_train_request(*named)
+    execute(request, True, output.form, plot, print_config, show_data=show_data)
