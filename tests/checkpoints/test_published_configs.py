@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from tests.checkpoints.parity import originals
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
 from vitcli.checkpoints.load import load_weights
+from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -74,6 +77,73 @@ def compare(case: Case, model: torch.nn.Module, folder: Path) -> None:
     with torch.no_grad():
         theirs = case.outputs(model, pixels)
     assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+
+
+# What every InternVL2 and InternVL3 has in its vision_config: an idle mixture of experts.
+INTERNVL_DUMP: dict[str, Any] = {
+    "capacity_factor": 1.2,
+    "eval_capacity_factor": 1.4,
+    "laux_allreduce": "all_nodes",
+    "moe_coeff_ratio": 0.5,
+    "moe_intermediate_size": 768,
+    "moe_output_scale": 4.0,
+    "noisy_gate_policy": "RSample_before",
+    "num_experts": 8,
+    "num_routed_experts": 4,
+    "num_shared_experts": 4,
+    "shared_expert_intermediate_size": 3072,
+    "use_bfloat16": True,
+    "use_flash_attn": True,
+    "use_moe": False,
+    "use_residual": True,
+    "use_rts": False,
+    "use_weighted_residual": False,
+}
+
+
+@pytest.mark.parametrize("size", ["300M", "6B"])
+def test_internvl_with_an_idle_mixture_of_experts(size: str, tmp_path: Path) -> None:
+    case = CASES[f"internvl {size}"]
+    model: Any = randomized(case.make())
+    told = model.config
+    vision = INTERNVL_DUMP | {
+        "architectures": ["InternVisionModel"],
+        "attention_dropout": 0.0,
+        "drop_path_rate": 0.1,
+        "dropout": 0.0,
+        "hidden_act": told.hidden_act,
+        "hidden_size": told.hidden_size,
+        "image_size": 32,
+        "initializer_factor": 0.1,
+        "initializer_range": 1e-10,
+        "intermediate_size": told.intermediate_size,
+        "layer_norm_eps": told.layer_norm_eps,
+        "model_type": "intern_vit_6b",
+        "norm_type": told.norm_type,
+        "num_attention_heads": told.num_attention_heads,
+        "num_channels": 3,
+        "num_hidden_layers": told.num_hidden_layers,
+        "patch_size": 8,
+        "qk_normalization": told.use_qk_norm,
+        "qkv_bias": told.attention_bias,
+        "torch_dtype": "bfloat16",
+    }
+    tensors = {f"vision_model.{name}": t for name, t in originals.internvit(model).items()}
+    tensors |= {"language_model.model.norm.weight": torch.ones(4), "mlp1.0.weight": torch.ones(4)}
+    save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "model.safetensors")
+
+    def written(**changes: Any) -> Path:
+        config = {"model_type": "internvl_chat", "vision_config": vision | changes}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    loaded = load_weights(str(written()), dtype=torch.float64)
+    pixels = images(*case.sizes[0])
+    with torch.no_grad():
+        theirs = case.outputs(model, pixels)
+    assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+    with pytest.raises(VitcliError, match="use_moe = True"):
+        load_weights(str(written(use_moe=True)))
 
 
 def test_siglip_nests_only_what_differs_from_the_defaults(tmp_path: Path) -> None:
