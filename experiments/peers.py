@@ -11,7 +11,8 @@ are taken in turn, A B A B, in one process; what is printed is the median of the
 round, with its 10th and 90th percentile. Memory and cold starts are measured in processes of their
 own. What is measured already in --out is not measured again; `--fresh` starts over. OpenVINO is
 measured where it is installed (`pip install openvino`). `--int8` adds ONNX Runtime on a graph whose
-linear maps are quantized dynamically, and prints its cosines to float32.
+linear maps are quantized dynamically, and prints its cosines to float32. On a machine that does
+other work too, `--threads 1 --processor-time` counts what each takes of a core.
 """
 
 from __future__ import annotations
@@ -226,7 +227,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure_times(
-    names: Sequence[str], batch: int, rounds: int, folder: Path, dtype: str
+    names: Sequence[str],
+    batch: int,
+    rounds: int,
+    folder: Path,
+    dtype: str,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Seconds of each subject, all in one process, after their outputs were found to agree."""
     import torch
@@ -245,9 +251,9 @@ def measure_times(
     for index in range(rounds):
         order = list(names) if index % 2 == 0 else list(reversed(names))
         for name in order:
-            start = time.perf_counter()
+            start = clock()
             runs[name](images)
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
         say(f"batch {batch}: round {index + 1} of {rounds}")
     return {"largest_difference": worst, "cosine": cosines, "seconds": times}
 
@@ -430,6 +436,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="at batch 64 a third of them")
     parser.add_argument("--cold-rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--processor-time", action="store_true", help="in place of wall time")
     parser.add_argument("--dtype", default="float32", choices=SUBJECTS)
     parser.add_argument("--int8", action="store_true", help=f"with {INT8}, in float32")
     everything = [*SUBJECTS["float32"], INT8]
@@ -449,6 +456,7 @@ def main() -> None:
         return
     names = arguments.subject or [name for name in SUBJECTS[arguments.dtype] if installed(name)]
     names += [INT8] if arguments.int8 else []
+    clock = time.process_time if arguments.processor_time else time.perf_counter
     notebook = Notebook(arguments.out / "peers.json", arguments.fresh)
     if "cold" not in arguments.skip:
         notebook.need("cold", lambda: measure_cold(arguments.cold_rounds, arguments.out))
@@ -458,7 +466,7 @@ def main() -> None:
             notebook.need(
                 f"time {batch}",
                 lambda batch=batch, rounds=rounds: measure_times(  # type: ignore[misc]
-                    names, batch, rounds, arguments.out, arguments.dtype
+                    names, batch, rounds, arguments.out, arguments.dtype, clock
                 ),
             )
         for name in names if "memory" not in arguments.skip else ():

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
+from vitcli.commands.embed import ray_cluster
 from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.inputs import Listing
-from vitcli.commands.embed.ray_cluster import on_ray
+from vitcli.commands.embed.ray_cluster import PartActor, on_ray
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
 from vitcli.model import load_model
-from vitcli.results import Quiet
 
 REQUEST = ModelRequest(
     settings=tuple(
@@ -40,40 +40,28 @@ def listing(tmp_path: Path) -> Listing:
     return Listing((str(tmp_path / "in"),))
 
 
-def actors_below(process: psutil.Process) -> list[psutil.Process]:
-    """Ray's processes that run a `PartActor`, among the descendants of this one.
-
-    Ray names such a process `ray::Map(PartActor)...`: the name begins so, and no other program's
-    does. Processes that end meanwhile are passed over.
-    """
-    found = []
-    for child in process.children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # gone, or a zombie
-            title = " ".join(child.cmdline()[:1])
-            if title.startswith("ray::") and "PartActor" in title and child.pid != os.getpid():
-                found.append(child)
-    return found
-
-
 def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
-    listing: Listing, tmp_path: Path
+    listing: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, options = load_model(REQUEST), FolderOptions(part_rows=4, batch=2, workers=1)
     encode_folder(REQUEST, model, listing, tmp_path / "local", options)
-    killed: list[int] = []
+    killed = tmp_path / "killed"
 
-    class KillOne(Quiet):
-        def __call__(self, done: int, total: int, facts: str = "") -> None:
-            if done and not killed:
-                actors = actors_below(psutil.Process())
-                assert actors, "no actor is at work"
-                actors[0].kill()
-                killed.append(actors[0].pid)
+    class Dying(PartActor):
+        """The first to be given a part is killed before it makes it."""
 
-    work = on_ray(REQUEST, None)
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            try:
+                killed.touch(exist_ok=False)
+            except FileExistsError:
+                return super().__call__(row)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+    monkeypatch.setattr(ray_cluster, "PartActor", Dying)
     out = tmp_path / "cluster"
-    result = encode_folder(REQUEST, model, listing, out, options, KillOne(), work)
-    assert killed
+    result = encode_folder(REQUEST, model, listing, out, options, work=on_ray(REQUEST, None))
+    assert killed.exists()
     assert (result.rows, result.ok, result.parts) == (15, 14, 4)
     local = {p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()}
     assert {p.name: p.read_bytes() for p in out.iterdir()} == local
