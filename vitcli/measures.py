@@ -89,7 +89,8 @@ def wilson(
     center = p + z2 / (2 * tested)
     spread = z * math.sqrt(p * (1 - p) / tested + z2 / (4 * tested * tested))
     low, high = ((center + sign * spread) / (1 + z2 / tested) for sign in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
+    # exactly at the ends, which rounding may miss by a bit
+    return 0.0 if p == 0 else max(low, 0.0), 1.0 if p == 1 else min(high, 1.0)
 
 
 def above_chance(chance: float, times: float = 1) -> float:

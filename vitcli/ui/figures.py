@@ -365,8 +365,8 @@ def plane_figure(plane: Plane) -> Any:
             label = "no class" if name is None else ended(name, 28)
             axes.scatter([x[i] for i in chosen], [y[i] for i in chosen], label=label, **how, **size)
     if 0 < len(classes) <= MOST_NAMED:
-        place = "outside upper center" if narrow else "outside right upper"
-        drawing.legend(loc=place, ncols=2 if narrow else 1, frameon=False, markerscale=1.5)
+        where = "outside upper center" if narrow else "outside right upper"
+        drawing.legend(loc=where, ncols=2 if narrow else 1, frameon=False, markerscale=1.5)
     elif classes:
         said += f"; {len(classes)} classes, whose colors and markers repeat"
     shares = [f" ({share:.1%} of the variance)" for share in plane.explained or ()] or ["", ""]

@@ -122,7 +122,7 @@ def test_files_of_a_report(toy: Path) -> None:
         (["none.yaml"], "cannot read none.yaml"),
         (["toy.yaml", "--plot", "a.gif"], "cannot draw"),
         (["toy.yaml", "--plot", "a.png", "--plot-kind", "pie"], "--plot-kind pie"),
-        (["toy.yaml", "--csv", "no/a.csv"], "no folder"),
+        (["toy.yaml", "--csv", "no/a.csv"], "the folder is missing"),
         (["--report", "runs", "--jobs", "2"], "--jobs: has no effect (--report runs no trials"),
         (["--report", "runs", "--retry-failed"], "--retry-failed: has no effect"),
         (["toy.yaml", "--dry-run", "--sort", "lr"], "--sort: has no effect (--dry-run"),
