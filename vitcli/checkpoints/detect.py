@@ -305,13 +305,13 @@ def _refusal(
         at, count = _tower_names(names)
         tower = f"{where or 'model_type'} {kind}, {count} tensors{f' under {at}' if at else ''}"
         whole = str(config.get("model_type") or kind if where else kind)
-        told = f"{'an' if whole[0] in 'aeiou' else 'a'} {whole} checkpoint whose tower ({tower})"
+        what = f"{'an' if whole[0] in 'aeiou' else 'a'} {whole} checkpoint whose tower ({tower})"
         of_kind = [family.name for family in families if kind in family.model_types]
         if not of_kind:
-            return VitcliError(f"{source}: {told} is not supported", listed)
+            return VitcliError(f"{source}: {what} is not supported", listed)
         if not fits:
             return VitcliError(
-                f"{source}: {told} does not have the tensor names of {' or '.join(of_kind)}",
+                f"{source}: {what} does not have the tensor names of {' or '.join(of_kind)}",
                 "check that the file is complete and that config.json belongs to it",
             )
     if fits and config:

@@ -168,7 +168,7 @@ SIGLIP2 = Family(
     drops=DROPS,
     settings={
         **{key: to for key, to in SIGLIP.settings.items() if key != "image_size"},
-        "num_patches": To(None),  # the table's length tells it
+        "num_patches": To(None),  # the table's length shows it
     },
     ignored=SIGLIP.ignored,
     decides={

@@ -224,7 +224,7 @@ BEIT = Family(
         *("add_fpn", "auxiliary_channels", "auxiliary_concat_input", "auxiliary_loss_weight"),
         *("auxiliary_num_convs", "pool_scales", "semantic_loss_ignore_index"),
         *("use_auxiliary_head", "use_mask_token"),
-        "use_mean_pooling",  # the norm's name tells it
+        "use_mean_pooling",  # the norm's name shows it
     ),
     decides={
         "position": _position,

@@ -398,8 +398,8 @@ def _perception(root: str, core: bool) -> Family:
             "rope.coordinates": "index",
             "rope.layout": "interleaved",
             "rope.first_axis": "columns",
-            "rope.offset": lambda told: float(told["cls_token"]),  # CLS is at (0, 0)
-            "heads": lambda told: _HEADS[told["hidden"]],
+            "rope.offset": lambda found: float(found["cls_token"]),  # CLS is at (0, 0)
+            "heads": lambda found: _HEADS[found["hidden"]],
             "norm_eps": 1e-5,
             "activation": "gelu",
             "final_norm": core,

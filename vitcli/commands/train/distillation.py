@@ -109,8 +109,8 @@ def output_names(model: Model, outputs: int) -> tuple[str, ...] | None:
         return model.config.classes
     backbone = model.encoder.backbone
     config = getattr(backbone.module, "config", None)
-    told = {"id2label": getattr(config, "id2label", None), **backbone.prepared_by}
-    return class_names(told, outputs)
+    names = {"id2label": getattr(config, "id2label", None), **backbone.prepared_by}
+    return class_names(names, outputs)
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -122,25 +122,27 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def distillation_loss(logits: Tensor, labels: Tensor, told: Tensor, train: TrainConfig) -> Tensor:
+def distillation_loss(
+    logits: Tensor, labels: Tensor, teacher: Tensor, train: TrainConfig
+) -> Tensor:
     """The loss of DeiT's equation 2 (soft) or 3 (hard), mean over images.
 
-    (1 - alpha) CE(cls, labels) + alpha CE(dist, argmax told), or with the temperature t
-    (1 - alpha) CE(cls, labels) + alpha t^2 KL(softmax(told / t), softmax(dist / t)).
+    (1 - alpha) CE(cls, labels) + alpha CE(dist, argmax teacher), or with the temperature t
+    (1 - alpha) CE(cls, labels) + alpha t^2 KL(softmax(teacher / t), softmax(dist / t)).
     The teacher's labels are not smoothed. (DeiT's published code divides the KL by K besides.)
 
     Args:
         logits: (2, B, K), of the classifiers on CLS and on the distillation token.
         labels: (B), or (B, K) of mixed images.
-        told: (B, K), the teacher's logits.
+        teacher: (B, K), the teacher's logits.
     """
     own, imitated = logits
     smoothing = 0.0 if labels.ndim == 2 else train.label_smoothing
     base = F.cross_entropy(own, labels, label_smoothing=smoothing)
     if train.distillation == "hard":
-        copied = F.cross_entropy(imitated, told.argmax(1))
+        copied = F.cross_entropy(imitated, teacher.argmax(1))
     else:
         t = train.distillation_temperature
-        its, mine = (F.log_softmax(values / t, 1) for values in (told, imitated))
+        its, mine = (F.log_softmax(values / t, 1) for values in (teacher, imitated))
         copied = t * t * F.kl_div(mine, its, reduction="batchmean", log_target=True)
     return (1 - train.distillation_alpha) * base + train.distillation_alpha * copied
