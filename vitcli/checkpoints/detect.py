@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitcli.checkpoints.family import Configs, Family
-from vitcli.checkpoints.match import has, has_all
+from vitcli.checkpoints.match import has, has_all, takes_name
 from vitcli.checkpoints.tensors import Tensors
 from vitcli.config.load import NAME_A_PRESET
 from vitcli.errors import VitcliError
@@ -119,8 +119,21 @@ def detect(
     spelled = _spell_all(stripped, outer, inner, family)
     whole = outer + inner
     inside = frozenset(s for s, name in spelled.items() if stripped[name].startswith(whole))
+    if not whole and tower_config(configs.get("config.json", {}))[2]:
+        inside -= _language_at_root(inside, family)
     outside = tuple(name for name, clean in stripped.items() if not clean.startswith(outer))
     return Tower(family, outer, inner, spelled, inside, outside)
+
+
+def _language_at_root(names: Iterable[str], family: Family) -> set[str]:
+    """A language model's names beside a tower whose own have no prefix (Cosmos 3).
+
+    They are only those that begin like no name of the tower, which could be a part of it.
+    """
+    language = {name for name in names if _part(name) == "language model"}
+    takes = takes_name(family)
+    own = {name.split(".")[0] for name in names if takes(name)}
+    return {name for name in language if name.split(".")[0] not in own}
 
 
 Fit = tuple[Family, str, str]

@@ -189,6 +189,12 @@ TOWERS: dict[str, Case] = {
     "qwen3-omni": _qwen(
         lambda: Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**QWEN3))
     ),
+    "cosmos3 whole, its tower without a prefix": _qwen(
+        lambda: T.Cosmos3OmniForConditionalGeneration(
+            T.Cosmos3OmniConfig(text_config=QWEN3_TEXT, vision_config=QWEN3)
+        ),
+        "model.visual",
+    ),
     "qwen3-vl whole": _qwen(
         lambda: T.Qwen3VLForConditionalGeneration(
             T.Qwen3VLConfig(text_config=QWEN3_TEXT, vision_config=QWEN3)
