@@ -112,6 +112,11 @@ def _window(c: EncoderConfig) -> Mask:
     return WindowMask(_set(a.window), [block - 1 for block in a.full_blocks], a.shift or 0)
 
 
+def _merger(c: EncoderConfig, norm_joined: bool = False) -> MergerHead:
+    norm = NORMS[c.norm](4 * c.hidden if norm_joined else c.hidden, c.norm_eps)
+    return MergerHead(c.hidden, _set(c.head_out), norm, norm_joined)
+
+
 POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "learned": partial(_table, LearnedPosition),
     "sincos2d": partial(_table, SinCosPosition),
@@ -144,7 +149,7 @@ HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "tanh": lambda c: TanhHead(c.pooled_width),
     "tanh_linear": lambda c: TanhLinearHead(c.pooled_width, _set(c.head_out)),
     "distilled": lambda c: DistilledHead(c.hidden, _set(c.head_out)),
-    "merger": lambda c: MergerHead(c.hidden, _set(c.head_out), _norm(c)),
+    "merger": lambda c: _merger(c),
 }
 QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "none": lambda c: nn.Identity(),
@@ -249,6 +254,7 @@ def compose(c: EncoderConfig) -> VisionEncoder:
         pooling=POOLINGS[c.pooling](c),
         pool_norm=pooled_norm,
         head=HEADS[c.head](c),
+        deepstack={block: _merger(c, norm_joined=True) for block in c.deepstack},
     )
 
 

@@ -141,6 +141,8 @@ class Features:
     """(B, D), or (B, 2D) for CLS + mean; None without pooling."""
     output: Tensor | None = None
     """Output of the head, (B, width); None without a head."""
+    deepstack: Tensor | None = None
+    """(B, K, cells, width), what the K blocks of `deepstack` give (Qwen3-VL); None without."""
     layers: Mapping[int, Features] = field(default_factory=dict)
     """The layers asked for, by number."""
 
@@ -333,12 +335,14 @@ class Model:
         grids = getattr(self.encoder, "layer_grids", {})  # stages of another library differ
         found = _Layers({i: self._tokens(torch.cat(kept[i]), grids.get(i, grid)) for i in wanted})
         found.depth = depth
-        tokens, _, pooled, output = (
-            None if values[0] is None else torch.cat(values)
-            for values in zip(*outputs, strict=True)
-        )
+        ends = {
+            name: None if values[0] is None else torch.cat(values)
+            for name, values in zip(EncoderOutput._fields, zip(*outputs, strict=True), strict=True)
+            if name != "tokens_before_norm"
+        }
+        tokens = ends.pop("tokens")
         assert tokens is not None
-        return replace(self._tokens(tokens, grid), pooled=pooled, output=output, layers=found)
+        return replace(self._tokens(tokens, grid), **ends, layers=found)
 
     @torch.no_grad()
     def attention(self, images: Pictures | Tensor, block: int = -1) -> Tensor:

@@ -122,11 +122,19 @@ COUNTS: dict[str, Counts] = {
     "aimv2-l14": (309_197_824, []),
     "eva02-b14": (85_758_720, []),
     "eva02-l14-448": (304_055_232, []),
-    # transformers' Qwen3VLVisionModel has 576,388,336, of which DeepStack's mergers 120,377,856.
-    "qwen3-vl-8b": (
-        576_388_336 - 120_377_856 - 40_119_040 - QWEN3_SLOT,
-        [({}, 576_388_336 - 120_377_856 - QWEN3_SLOT)],
-    ),
+}
+# transformers' Qwen3VLVisionModel and Qwen3_5VisionModel, their mergers, and those of DeepStack.
+COUNTS |= {
+    name: (whole - merger - deepstack - slot, [({}, whole - slot)])
+    for name, whole, merger, deepstack, slot in (
+        ("qwen3-vl-2b", 406_957_056, 25_174_016, 75_540_480, QWEN3_SLOT // 1152 * 1024),
+        ("qwen3-vl-4b", 415_347_712, 27_271_680, 81_833_472, QWEN3_SLOT // 1152 * 1024),
+        ("qwen3-vl-8b", 576_388_336, 40_119_040, 120_377_856, QWEN3_SLOT),
+        ("qwen3-vl-32b", 595_266_800, 44_838_656, 134_536_704, QWEN3_SLOT),
+        ("qwen3.5-0.8b", 100_592_896, 12_588_544, 0, QWEN3_SLOT // 1152 * 768),
+        ("qwen3.5-4b", 333_514_240, 27_271_680, 0, QWEN3_SLOT // 1152 * 1024),
+        ("qwen3.5-9b", 456_010_480, 40_119_040, 0, QWEN3_SLOT),
+    )
 }
 # timm's vit_pe_*: without pooling and head, and with them.
 COUNTS |= {
@@ -198,6 +206,8 @@ def bare(name: str) -> EncoderConfig:
     if name.startswith("pe-core"):
         pooling = {"pooling": "none", "pool_heads": None, "pool_prefix": False}
         pooling |= {"pool_mlp_hidden": None}
+    if name.startswith("qwen3"):
+        pooling = {"deepstack": []}
     return preset(name, **BARE, **pooling).encoder
 
 
@@ -273,7 +283,11 @@ def test_head_widths_are_the_published_ones() -> None:
         "siglip2-so400m": 72,
         "siglip2-g-opt": 96,
         "internvit-6b": 128,
-        "qwen3-vl": 72,
+        "qwen3-vl-2b": 64,
+        "qwen3-vl-4b": 64,
+        "qwen3.5-0.8b": 64,
+        "qwen3.5-4b": 64,
+        "qwen3": 72,
         "pe-core-g14": 96,
         "pe-lang-g14": 96,
         "pe-spatial-g14": 96,

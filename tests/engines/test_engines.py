@@ -21,6 +21,7 @@ VARIANTS = [
     {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_out": 5},
     {"position": "alibi2d", "attention": {"mask": "window", "window": 2}, "pooling": "none"},
     {"cls_token": False, "pooling": "mean", "mlp": "gated", "norm": "rmsnorm", "layer_scale": 0.1},
+    {"patch_size": 4, "position": "alibi2d", "head": "merger", "head_out": 5, "deepstack": [1]},
 ]
 
 

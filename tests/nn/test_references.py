@@ -221,9 +221,9 @@ def test_shifted_windows_are_swins_two_blocks() -> None:
             swin.attn.relative_position_bias_table.copy_(window)
             theirs = swin.eval()(theirs)
         masks = list(encoder.block_masks((8, 8), like))
-        ours = encoder.vit(x, attn_mask=masks, before_norm=(before := []))
-    assert near(before[0], theirs.flatten(1, 2))
-    assert near(ours, encoder.vit.norm(before[0]))
+        ours = encoder.vit(x, attn_mask=masks, kept=(kept := {2: x}))
+    assert near(kept[2], theirs.flatten(1, 2))
+    assert near(ours, encoder.vit.norm(kept[2]))
 
 
 def test_registers_are_seen_across_shifted_windows() -> None:

@@ -42,7 +42,14 @@ from vitcli.results import LoadReport, ResolvedSetting
 
 OWN = Family("vitcli", "vitcli", "saved and loaded back", ("front_end.projection.weight",), {})
 """vitcli's own snapshots, whose names and config are ours already."""
-OPTIONAL_MODULES = ("front_end.position.", "pooling.", "pool_norm.", "head.", "vit.norm.")
+OPTIONAL_MODULES = (
+    "front_end.position.",
+    "pooling.",
+    "pool_norm.",
+    "head.",
+    "vit.norm.",
+    "deepstack.",
+)
 """What the user's settings may take away from an encoder."""
 
 

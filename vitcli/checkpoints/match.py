@@ -204,7 +204,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 def foreign_names(target: str, match: Match) -> list[str]:
     """The names that a tensor of ours would be read from; none if no rule makes it."""
-    block = re.search(r"\.(?:blocks|tables)\.(\d+)\b", target)
+    block = re.search(r"\b(?:blocks|tables|deepstack)\.(\d+)\b", target)
     fill = {"i": block[1] if block else ""}
     for template, rule in match.renames().items():
         for suffix in ("", ".weight", ".bias"):

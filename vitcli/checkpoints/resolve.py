@@ -230,6 +230,8 @@ def resolve_settings(
     chosen = {key for key in FREE if key in user}
     if user.get("head") == "none":
         chosen.add("head_out")
+    if user.get("head", "merger") != "merger":
+        decided["deepstack"] = ()
     found = {k: v for k, v in found.items() if k not in decided and k not in chosen}
     stated = {k: v for k, v in stated.items() if k not in chosen}
     config_says = (decided.get("mlp"), stated.get("mlp"))

@@ -237,6 +237,9 @@ class EncoderConfig(Section):
     on each 2x2 patches (Qwen2-VL)."""
     head_out: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Width of the head's output: number of classes, or channels of a projection or merger."""
+    deepstack: Ints = ()
+    """Blocks, from 1 and in order, whose outputs a merger of their own joins too, as
+    `head: merger` joins the last one's (Qwen3-VL)."""
 
     init: InitScheme = "trunc_normal"
     """How matrices are initialized. trunc_normal: normal of standard deviation `init_std`, cut at

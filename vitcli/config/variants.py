@@ -437,6 +437,8 @@ class HeadSpec(Spec):
     """`head_out`, the width of the output, is the user's to choose."""
     classifies_tokens = False
     """A classifier that reads prefix tokens and no pooled vector."""
+    merges = False
+    """It joins patches, so that `deepstack` may do so too."""
     cell = 1
     """Patches along a side of what is joined; the grid is a multiple of it."""
 
@@ -459,6 +461,8 @@ class HeadSpec(Spec):
             )
         if not self.needs_out and c.head_out is not None:
             yield "head_out, head", f"head: {c.head} has no width to choose"
+        if c.deepstack and not self.merges:
+            yield "deepstack, head", f"needs head: merger, but head is {c.head}"
 
 
 class LinearHeadSpec(HeadSpec):
@@ -511,13 +515,20 @@ class DistilledHeadSpec(HeadSpec):
 class MergerHeadSpec(HeadSpec):
     """A norm per patch and an MLP on each 2x2 cell."""
 
-    needs_out = True
+    needs_out = merges = True
     cell = 2
 
     def cost(self, c: Config, patches: int) -> Cost:
         cells, cell = patches // 4, 4 * c.hidden
         maps = linear_cost(cell, cell, cells) + linear_cost(cell, c.head_out, cells)
-        return NORMS[c.norm].cost(c.hidden) + maps
+        norm = NORMS[c.norm]
+        return norm.cost(c.hidden) + maps + (norm.cost(cell) + maps) * len(c.deepstack)
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
+        blocks = sorted(set(c.deepstack))
+        if list(c.deepstack) != blocks or not all(1 <= block <= c.depth for block in blocks):
+            yield "deepstack, depth", f"blocks count from 1 to {c.depth}, in order"
 
 
 HEADS: dict[str, HeadSpec] = {

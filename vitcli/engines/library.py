@@ -52,6 +52,7 @@ class LibraryShape:
     """What gives a layer's vector: `cls`, `mean`, or `map` where only the end has one."""
     head: str
     layers: tuple[str, ...] = field(default=())
+    deepstack: tuple[int, ...] = ()
     channels: int = 3
 
     @property
@@ -140,7 +141,7 @@ class LibraryEncoder(VisionEncoder):
         image = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
         self._pixels = image.to(backbone.device, backbone.dtype)
         with torch.inference_mode():
-            tokens, pooled, output = backbone.forward(self._pixels)
+            tokens, pooled, output, *_ = backbone.forward(self._pixels)
         values, grid = self._tokens(tokens)
         parts = {kind: _count(backbone.module, names) for kind, names in PREFIX.items()}
         if grid is None:
@@ -186,7 +187,7 @@ class LibraryEncoder(VisionEncoder):
         """(B, 3, height, width) -> EncoderOutput. The pooled vector is the library's; where it
         gives none, the mean of the patches."""
         self._pixels = images
-        tokens, pooled, output = self.backbone.forward(images)
+        tokens, pooled, output, *_ = self.backbone.forward(images)
         values, grid = self._tokens(tokens)
         self.points[-1](values)
         return self._output(values, grid, pooled, output)

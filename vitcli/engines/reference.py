@@ -47,6 +47,7 @@ class Seen:
     """After the final norm."""
     pooled: Tensor | None = None
     output: Tensor | None = None
+    deepstack: Tensor | None = None
 
 
 @dataclass
@@ -61,8 +62,8 @@ class Backbone:
     dtype: torch.dtype
     processor: Callable[[Image.Image], Tensor] | None
     """A picture to (3, height, width); None where the source tells none."""
-    forward: Callable[[Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]
-    """Images to tokens, pooled and output; each may be None."""
+    forward: Callable[[Tensor], tuple[Tensor | None, ...]]
+    """Images to tokens, pooled and output, and DeepStack's where it has them; each may be None."""
     arrange: Callable[[Tensor, Tensor], Tensor] = field(default=lambda tokens, pixels: tokens)
     """A block's tokens in raster order, (B, T, D)."""
     once: Callable[[Tensor], object] | None = None
@@ -108,11 +109,11 @@ class Backbone:
             hooks.append(self.blocks[0].register_forward_pre_hook(keep(0)))
         try:
             with _quiet():
-                tokens, pooled, output = self.forward(pixels)
+                found = self.forward(pixels)
         finally:
             for hook in hooks:
                 hook.remove()
-        return Seen(kept, tokens, pooled, output)
+        return Seen(kept, *found)
 
 
 def _first(value: Any) -> Tensor:
@@ -463,7 +464,7 @@ class _TransformersForward:
             self.tower.set_attn_implementation(before)
         return getattr(found, "attentions", None) or ()
 
-    def __call__(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def __call__(self, pixels: Tensor) -> tuple[Tensor | None, ...]:
         if "grid_thw" in self.takes:
             return self._cells(pixels)
         pixels, given = self._given(pixels)
@@ -535,7 +536,7 @@ class _TransformersForward:
             order = order.reshape(-1, merge * merge)[torch.cat(tiles)].flatten()
         return order
 
-    def _cells(self, pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def _cells(self, pixels: Tensor) -> tuple[Tensor | None, ...]:
         """One image through a tower that reads flat patches cell by cell (Qwen)."""
         if len(pixels) != 1:
             raise VitcliError("this tower reads one image at a time", "give one image")
@@ -548,7 +549,8 @@ class _TransformersForward:
         if self.normed:
             return self.arrange(self.normed.pop(), pixels), None, None
         tokens = self.arrange(found.last_hidden_state, pixels)
-        return tokens, None, found.pooler_output[None]
+        deep = getattr(found, "deepstack_features", None)
+        return tokens, None, found.pooler_output[None], torch.stack(deep)[None] if deep else None
 
 
 def _transformers_processor(

@@ -23,6 +23,7 @@ from vitcli.nn.attention import (
     join_masks,
     trunc_normal,
 )
+from vitcli.nn.pooling import MergerHead
 from vitcli.nn.positions import NoPosition
 
 
@@ -198,6 +199,8 @@ class EncoderOutput(NamedTuple):
     """(B, D), (B, 2D) for CLS + mean, None without pooling."""
     output: Tensor | None
     """The head's output, None without a head."""
+    deepstack: Tensor | None = None
+    """(B, K, N/4, width) of the K blocks with a merger of their own, in order; None without."""
 
 
 class VisionEncoder(nn.Module):
@@ -209,7 +212,9 @@ class VisionEncoder(nn.Module):
         pooling: nn.Module,
         pool_norm: nn.Module,
         head: nn.Module,
+        deepstack: Mapping[int, MergerHead] | None = None,
     ) -> None:
+        """`deepstack`: blocks, from 1 and in order, to the mergers of their outputs (Qwen3-VL)."""
         super().__init__()
         self.front_end = front_end
         self.vit = vit
@@ -217,6 +222,8 @@ class VisionEncoder(nn.Module):
         self.pooling = pooling
         self.pool_norm = pool_norm
         self.head = head
+        self.deepstack = nn.ModuleList((deepstack or {}).values())
+        self.deepstack_blocks = tuple(deepstack or ())
 
     @property
     def prefix_tokens(self) -> int:
@@ -251,12 +258,19 @@ class VisionEncoder(nn.Module):
         grid, prefix = self.front_end.grid(images), self.prefix_tokens
         x = self.front_end(images)  # (B, P+N, D)
         rotate = self.front_end.position.rotation(grid, prefix, x)
-        before: list[Tensor] = []
-        tokens = self.vit(x, rotate, self.block_masks(grid, x, attn_mask), before)
+        depth = len(self.vit.blocks)
+        kept: dict[int, Tensor] = dict.fromkeys((*self.deepstack_blocks, depth), x)
+        tokens = self.vit(x, rotate, self.block_masks(grid, x, attn_mask), kept)
         first, patches = tokens.tensor_split([prefix], dim=1)  # (B, P, D), (B, N, D)
         pooled = self.pooling(first, patches)
         pooled = None if pooled is None else self.pool_norm(pooled)
-        return EncoderOutput(tokens, before[0], pooled, self.head(pooled, first, patches, grid))
+        merged = [
+            merger(None, first, kept[block][:, prefix:], grid)
+            for block, merger in zip(self.deepstack_blocks, self.deepstack, strict=True)
+        ]
+        output = self.head(pooled, first, patches, grid)
+        deepstack = torch.stack(merged, dim=1) if merged else None
+        return EncoderOutput(tokens, kept[depth], pooled, output, deepstack)
 
 
 class ViT(nn.Module):
@@ -272,21 +286,21 @@ class ViT(nn.Module):
         x: Tensor,
         rotate: Rotation = identity,
         attn_mask: Tensor | Iterable[Tensor | None] | None = None,
-        before_norm: list[Tensor] | None = None,
+        kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """(B, N, D) -> (B, N, D); `attn_mask` is one for all blocks or one per block.
 
-        The tokens as the last block left them are appended to `before_norm`.
+        The outputs of the blocks, from 1, that are keys of `kept` are put there.
         """
         masks = (
             [attn_mask] * len(self.blocks)
             if isinstance(attn_mask, Tensor) or attn_mask is None
             else attn_mask
         )
-        for block, mask in zip(self.blocks, masks, strict=True):
+        for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True), start=1):
             x = cast(Block, block)(x, rotate, mask)
-        if before_norm is not None:
-            before_norm.append(x)
+            if kept and index in kept:
+                kept[index] = x
         y: Tensor = self.norm(x)
         return y
 

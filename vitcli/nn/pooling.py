@@ -183,12 +183,14 @@ class DistilledHead(nn.Module):
 class MergerHead(nn.Module):
     """Each 2x2 cell of patches to one vector of the language model's width (Qwen2-VL).
 
-    Cells row by row; within a cell top-left, top-right, bottom-left, bottom-right.
+    Cells row by row; within a cell top-left, top-right, bottom-left, bottom-right. The norm is of
+    each patch, or with `norm_joined` of the joined cell.
     """
 
-    def __init__(self, width: int, out: int, norm: nn.Module) -> None:
+    def __init__(self, width: int, out: int, norm: nn.Module, norm_joined: bool = False) -> None:
         super().__init__()
         self.norm = norm
+        self.norm_joined = norm_joined
         self.fc1 = nn.Linear(4 * width, 4 * width)
         self.activation = nn.GELU()
         self.fc2 = nn.Linear(4 * width, out)
@@ -197,7 +199,9 @@ class MergerHead(nn.Module):
         self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
     ) -> Tensor | None:
         rows, columns = grid
-        cells = self.norm(patches).unflatten(1, (rows // 2, 2, columns // 2, 2))
+        cells = patches if self.norm_joined else self.norm(patches)
+        cells = cells.unflatten(1, (rows // 2, 2, columns // 2, 2))
         cells = cells.transpose(2, 3).flatten(3).flatten(1, 2)  # (B, N/4, 4D)
+        cells = self.norm(cells) if self.norm_joined else cells
         y: Tensor = self.fc2(self.activation(self.fc1(cells)))
         return y

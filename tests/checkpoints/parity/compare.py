@@ -26,6 +26,7 @@ class Outputs:
     tokens: Tensor | None = None
     pooled: Tensor | None = None
     output: Tensor | None = None
+    deepstack: Tensor | None = None
 
 
 def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -51,13 +52,13 @@ def ours(encoder: VisionEncoder, pixels: Tensor) -> Outputs:
     points = [p for p in layer_points(encoder) if p[0] != "norm"]
     with hooked([(module, blocks.append) for _, module in points]):
         out = encoder(pixels)
-    return Outputs(blocks, out.tokens_before_norm, out.tokens, out.pooled, out.output)
+    return Outputs(blocks, *(out[i] for i in (1, 0, 2, 3, 4)))
 
 
 def differences(theirs: Outputs, mine: Outputs) -> dict[str, float]:
     """The largest difference of each output, relative to the largest value of the reference."""
     found = {}
-    for name in ("before_norm", "tokens", "pooled", "output"):
+    for name in ("before_norm", "tokens", "pooled", "output", "deepstack"):
         reference, value = getattr(theirs, name), getattr(mine, name)
         if reference is not None:
             assert value is not None, f"we have no {name}"

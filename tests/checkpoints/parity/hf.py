@@ -103,7 +103,7 @@ def qwen(model: nn.Module, pixels: Tensor) -> Outputs:
             for c in range(0, columns // 2, window)
         ]
         order = merge_order[torch.cat(tiles)].flatten()
-    tokens, outputs, blocks = [], [], []
+    tokens, outputs, blocks, deep = [], [], [], []
     for image in pixels:
         p = image.unfold(1, patch, patch).unfold(2, patch, patch)  # (C, rows, columns, p, p)
         p = p.flatten(1, 2).transpose(0, 1)[merge_order.flatten()]  # (N, C, p, p)
@@ -120,9 +120,13 @@ def qwen(model: nn.Module, pixels: Tensor) -> Outputs:
         raster[order] = found.last_hidden_state
         tokens.append(raster)
         outputs.append(found.pooler_output)
+        deep.append(getattr(found, "deepstack_features", None) or [])
         blocks.append([torch.empty_like(raster).index_copy_(0, order, out) for out in seen])
     stacked = [torch.stack(layer) for layer in zip(*blocks, strict=True)]
-    return Outputs([], None, torch.stack(tokens), None, torch.stack(outputs)), stacked
+    found = Outputs([], None, torch.stack(tokens), None, torch.stack(outputs))
+    if deep[0]:
+        found.deepstack = torch.stack([torch.stack(features) for features in deep])
+    return found, stacked
 
 
 BASE = plain(tokens="last_hidden_state", interpolate="yes")

@@ -7,25 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 import transformers as T
-from safetensors.torch import save_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from typer.testing import CliRunner
 
 from tests.checkpoints.parity import timm_models
 from tests.checkpoints.parity.compare import assert_close, differences, images, ours, randomized
-from tests.checkpoints.parity.hf import SMALL
+from tests.checkpoints.parity.hf import SMALL, qwen_outputs
 from tests.checkpoints.parity.towers import TOWERS
-from tests.checkpoints.sources import PUBLISHED, sparse
+from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
 from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
+from vitcli.commands.encode.analysis import encode
 from vitcli.config.load import Setting
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
+from vitcli.model import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -76,16 +82,17 @@ QWEN3_KEYS = {
     "rope.theta": 10000.0,
     "norm_eps": 1e-6,
 }
+DEEPSTACK = QWEN3_KEYS | {"deepstack": [9, 17, 25]}
 PUBLISHED_TOWERS: dict[str, tuple[Callable[[Any], nn.Module], str, dict[str, Any]]] = {
     "Qwen-Qwen3.5-9B": (
         lambda c: Qwen3_5VisionModel(T.Qwen3_5Config(**c).vision_config),
         "model.visual.",
-        QWEN3_KEYS,
+        QWEN3_KEYS | {"deepstack": []},
     ),
     "community-Qwen3-VL-Embedding": (
         lambda c: T.Qwen3VLVisionModel(T.Qwen3VLConfig(**c).vision_config),
         "visual.",
-        QWEN3_KEYS,
+        DEEPSTACK,
     ),
     "timm-vit_pe_core_base_patch16_224.fb": (
         lambda c: timm.create_model(c["architecture"], num_classes=c["num_classes"]),
@@ -107,7 +114,7 @@ PUBLISHED_TOWERS: dict[str, tuple[Callable[[Any], nn.Module], str, dict[str, Any
     "community-nvidia-reason2": (
         lambda c: T.Qwen3VLVisionModel(T.Qwen3VLConfig(**c).vision_config),
         "model.visual.",
-        QWEN3_KEYS,
+        DEEPSTACK,
     ),
 }
 
@@ -159,6 +166,7 @@ def test_verify_proves_it(name: str, tmp_path: Path) -> None:
     assert result.equal, (result.verdict, result.checked)
     names = {one.name for one in result.checked}
     assert {"pixels", "layer 0", "layer 2"} <= names and {"tokens", "output"} & names
+    assert ("deepstack" in names) == name.startswith("qwen3-vl")
 
 
 def test_qwen3_omnis_tower_within_its_thinker(tmp_path: Path) -> None:
@@ -173,11 +181,71 @@ def test_qwen3_omnis_tower_within_its_thinker(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = load_weights(str(tmp_path), dtype=torch.float64)
     assert "vision tower under thinker.visual." in loaded.report.notes
-    assert any("DeepStack" in note for note in loaded.report.notes)
+    assert loaded.config.encoder.deepstack == (1, 2)
     pixels = images(*case.sizes[2])
     with torch.no_grad():
         theirs = case.outputs(model, pixels)
     assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+
+
+@pytest.fixture
+def qwen3_vl(tmp_path: Path) -> tuple[Path, nn.Module]:
+    """A tiny Qwen3-VL on disk, with its processor."""
+    model = randomized(TOWERS["qwen3-vl"].make()).float()
+    model.save_pretrained(tmp_path)
+    T.Qwen2VLImageProcessorPil(**SMART).save_pretrained(tmp_path)
+    return tmp_path, model
+
+
+def test_encode_and_embed_give_deepstack(qwen3_vl: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    """(images, mergers, cells, width), for pictures that are not square and for folders."""
+    folder, model = qwen3_vl
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    picture = np.random.default_rng(0).integers(0, 256, (48, 96, 3), np.uint8)
+    Image.fromarray(picture).save(photos / "a.png")
+    loaded = load(folder)
+    pixels = loaded.transform(picture)
+    assert pixels.shape == (1, 3, 48, 96)
+    with torch.no_grad():
+        wanted = qwen_outputs(model, pixels).deepstack
+    assert wanted is not None and wanted.shape == (1, 2, 3 * 6, 24)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4 * float(wanted.abs().max())}
+    found = loaded.features(picture).deepstack
+    assert found is not None and torch.allclose(found, wanted, **tolerance)
+    _, vectors = encode(loaded, picture, ["deepstack"])
+    assert np.allclose(vectors["deepstack"], wanted, **tolerance)
+
+    run = ["embed", str(photos), "--weights", str(folder), "--tokens", "deepstack"]
+    run += ["--out", str(tmp_path / "vectors"), "--format", "safetensors"]
+    refused = CliRunner().invoke(app, run)
+    assert refused.exit_code == 2 and "--image-size" in refused.stderr
+    done = CliRunner().invoke(app, [*run, "--image-size", "48x96"])
+    assert done.exit_code == 0, done.output
+    (part,) = (tmp_path / "vectors").glob("*.safetensors")
+    assert np.allclose(load_file(part)["vector"], wanted, **tolerance)
+
+
+def test_deepstack_is_only_where_it_is_said(
+    qwen3_vl: tuple[Path, nn.Module], tmp_path: Path
+) -> None:
+    """Another encoder has none; tensors without their blocks' numbers, or the other way round."""
+    with pytest.raises(VitcliError, match=r"deepstack: .* does not have such tokens"):
+        encode("vit-ti16", tokens=["deepstack"])
+    folder, _ = qwen3_vl
+    with pytest.raises(VitcliError, match=r"unexpected: deepstack_merger_list\.1"):
+        load_weights(str(reconfigured(folder, deepstack_visual_indexes=[0])), dtype=torch.float64)
+    with pytest.raises(VitcliError, match="count from 1 to 3, in order"):
+        load_weights(str(reconfigured(folder, deepstack_visual_indexes=[1, 0])))
+    reconfigured(folder, deepstack_visual_indexes=[0, 1])
+    known = load_weights(str(folder)).config
+    (folder / "config.json").unlink()
+    without = known.encoder.model_copy(update={"deepstack": ()})
+    with pytest.raises(VitcliError, match="deepstack"):
+        load_weights(str(folder), preset=known.model_copy(update={"encoder": without}))
+    edited(folder, lambda t: [t.pop(name) for name in [*t] if "merger_list.1" in name])
+    with pytest.raises(VitcliError, match=r"missing: deepstack\.1"):
+        load_weights(str(folder), preset=known)
 
 
 def test_verify_proves_timms_perception_encoder(tmp_path: Path) -> None:
@@ -270,6 +338,7 @@ MISTAKES: dict[str, list[tuple[str, Any]]] = {
         ("position_table.resize", "bilinear"),
         ("norm_eps", 1e-5),
         ("activation", "gelu"),
+        ("deepstack", [1, 3]),
     ],
     "idefics3": [("position_table.resize", "bicubic"), ("norm_eps", 1e-5)],
     "beit classifier": [

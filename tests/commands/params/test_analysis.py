@@ -46,6 +46,7 @@ PLACES = {
     "pooling": components.POOLING,
     "pool_norm": components.POOLING,
     "head": components.HEAD,
+    "deepstack": components.HEAD,
 }
 
 

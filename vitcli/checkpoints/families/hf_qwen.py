@@ -159,27 +159,30 @@ def _table_size(found: Mapping[str, Any]) -> tuple[int, int]:
     return side_px, side_px
 
 
-QWEN3_KINDS = (
-    *("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision"),
-    "qwen3_omni_moe_vision_encoder",
-)
+def _from_1(blocks: list[int]) -> tuple[int, ...]:
+    return tuple(block + 1 for block in blocks)
+
+
+DEEPSTACK = "deepstack_merger_list.{i}."
 # A table and rotations, no windows; 3.5 and 4 are the same without DeepStack.
 QWEN3 = Family(
     name="hf-qwen3-vl",
     library=LIBRARY,
     verified=TINY + "; tokens compared in raster order; also Qwen3-VL-MoE, Qwen3.5, Qwen3-Omni",
     model_types=(
-        *QWEN3_KINDS,
+        *("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision"),
+        "qwen3_omni_moe_vision_encoder",
         *("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"),
         *("qwen4_exp", "qwen4_exp_vision"),
     ),
     preprocess=processor("Qwen2VLImageProcessor"),
     signature=("merger.norm.weight", "pos_embed.weight", BLOCK + "mlp.linear_fc1.weight"),
-    # Qwen3-Omni names its merger as Qwen2-VL does.
+    # Qwen3-Omni names its mergers as Qwen2-VL does.
     aliases=(
-        (r"^merger\.ln_q\.", "merger.norm."),
-        (r"^merger\.mlp\.0\.", "merger.linear_fc1."),
-        (r"^merger\.mlp\.2\.", "merger.linear_fc2."),
+        (r"^merger_list\.", "deepstack_merger_list."),
+        (r"^((?:deepstack_)?merger\w*\.(?:\d+\.)?)ln_q\.", r"\1norm."),
+        (r"^((?:deepstack_)?merger\w*\.(?:\d+\.)?)mlp\.0\.", r"\1linear_fc1."),
+        (r"^((?:deepstack_)?merger\w*\.(?:\d+\.)?)mlp\.2\.", r"\1linear_fc2."),
     ),
     renames={
         **RENAMES,
@@ -190,8 +193,11 @@ QWEN3 = Family(
         "head.norm": "merger.norm",
         "head.fc1": "merger.linear_fc1",
         "head.fc2": "merger.linear_fc2",
+        "deepstack.{i}.norm": DEEPSTACK + "norm",
+        "deepstack.{i}.fc1": DEEPSTACK + "linear_fc1",
+        "deepstack.{i}.fc2": DEEPSTACK + "linear_fc2",
     },
-    drops=(*DROPS, r"(deepstack_)?merger_list\..*"),
+    drops=DROPS,
     settings={
         **SHARED,
         "hidden_size": To("hidden"),
@@ -199,8 +205,9 @@ QWEN3 = Family(
         "intermediate_size": To("mlp_hidden"),
         "hidden_act": To("activation", ACTIVATIONS, default="gelu_tanh"),
         "num_position_embeddings": To("_table_rows", default=2304),
+        "deepstack_visual_indexes": To("_deepstack", _from_1),
     },
-    ignored=(*IGNORED_HERE, "deepstack_visual_indexes"),
+    ignored=IGNORED_HERE,
     decides={
         **FIXED,
         "patch_bias": True,
@@ -208,11 +215,15 @@ QWEN3 = Family(
         "position_table.resize": "bilinear_align_corners",
         "position_table.resize_dtype": "float32",
         "image_size": _table_size,
+        "deepstack": lambda told: told.get("_deepstack", ()),
     },
     needs=("heads", "activation"),
-    remarks=dict.fromkeys(
-        QWEN3_KINDS,
-        "DeepStack's mergers are not applied; --layer reads the layers that they read",
+    variants=(
+        Variant(
+            when=(DEEPSTACK + "norm.weight",),
+            settings={"deepstack": lambda told: told.get("_deepstack", (9, 17, 25))},
+            unproven=("deepstack",),
+        ),
     ),
 )
 FAMILIES = (QWEN2, QWEN2_5, QWEN3)

@@ -109,7 +109,7 @@ class Checked:
     """One value by vitcli and by the library, over all images."""
 
     name: str
-    """pixels, layer 0, layer 1 and so on, tokens, pooled or output."""
+    """pixels, layer 0, layer 1 and so on, tokens, pooled, output or deepstack."""
     shape: tuple[int, ...]
     """By vitcli, of the first image."""
     reference_shape: tuple[int, ...]

@@ -216,6 +216,7 @@ def _compare(model: Model, backbone: Backbone, pixels: Tensor, pairs: _Pairs) ->
         ("tokens", ours.tokens, theirs.tokens),
         ("pooled", ours.pooled, theirs.pooled),
         ("output", ours.output, theirs.output),
+        ("deepstack", ours.deepstack, theirs.deepstack),
     ):
         if here is not None and there is not None:
             pairs.add(name, here, there)

@@ -59,7 +59,8 @@ def embed(
         _vectors(
             "--tokens",
             metavar="KINDS",
-            help="Any of pooled, output, cls, dist, register, patch, separated by commas.",
+            help="Any of pooled, output, cls, dist, register, patch, deepstack (Qwen3-VL), "
+            "separated by commas.",
         ),
     ] = Defaults.kind,
     layers: Annotated[

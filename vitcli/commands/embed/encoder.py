@@ -26,7 +26,9 @@ from vitcli.nn.encoder import layer_points
 
 SINGLE = ("pooled", "output", "cls", "dist")
 """Kinds of tokens of which an image has one."""
-KINDS = (*SINGLE, "register", "patch")
+BY_GRID = ("patch", "deepstack")
+"""Kinds whose number of tokens follows from the image's size."""
+KINDS = (*SINGLE, "register", *BY_GRID)
 _TOKENS_PER_IMAGE = 256
 """A ViT-B/16 at 256 px: `batch` images of it are what a pass over images of any size may hold."""
 _WAITING_BYTES = 2**28
@@ -282,20 +284,22 @@ def checked(model: Model, options: FolderOptions) -> FolderOptions:
     c = model.config.encoder
     available = [kind for kind in KINDS if kind in available_tokens(c)]
     if size is None:
-        available = [kind for kind in available if kind != "patch"]
+        available = [kind for kind in available if kind not in BY_GRID]
     if options.layers:
         weightless = not POOLINGS[c.pooling].trained
-        available = [k for k in available if k != "output" and (k != "pooled" or weightless)]
+        last = ("output", "deepstack", *(() if weightless else ("pooled",)))
+        available = [kind for kind in available if kind not in last]
     for kind in (kind for kind, _ in options.columns.values()):
         if kind not in available:
             why = f"{model.name} does not give it"
             if kind not in KINDS:
                 why = "unknown kind"
-            elif kind == "patch":
+            elif kind in BY_GRID and kind in available_tokens(c) and size is None:
                 why = "images of different sizes have different grids"
-            elif options.layers and kind in ("output", "pooled"):
+            elif options.layers and kind in ("output", "pooled", "deepstack"):
                 why = "it exists only after the last block"
-            hint = "--image-size 224" if kind == "patch" else f"--tokens {','.join(available[:1])}"
+            fixed = why.startswith("images")
+            hint = "--image-size 224" if fixed else f"--tokens {','.join(available[:1])}"
             raise VitcliError(f"--tokens {kind}: {why} (expected {', '.join(available)})", hint)
     layers = tuple(sorted({layer_index(layer, c.depth, "--layers") for layer in options.layers}))
     options = replace(options, layers=layers)

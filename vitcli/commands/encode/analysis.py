@@ -48,7 +48,7 @@ def encode(
         model: a `Model`, or what `vitcli.load` takes.
         images: a path, a Pillow image, an array (H, W, 3) of 8-bit RGB, or a list of them; by
             default the built-in image.
-        tokens: kinds of vectors to return: cls, dist, register, patch, pooled, output.
+        tokens: kinds of vectors to return: cls, dist, register, patch, pooled, output, deepstack.
         background: red, green, blue behind transparent pixels, 0 to 255.
         progress: called with (done, total) as images are encoded.
         around: a context entered for the forward pass of each batch, for hooks.
@@ -99,7 +99,7 @@ def seen(model: Model, images: Pictures, background: Color, most: int = 8) -> li
     ]
 
 
-ENDS = ("pooled vector", "head output")
+ENDS = ("pooled vector", "head output", "DeepStack output")
 """What comes after the last layer."""
 
 
@@ -131,7 +131,8 @@ def _run(
 
     output = model.runner(stacked(model, batch), observe)
     names = [name for name, _ in layer_points(model.encoder)]
-    finite += [part is None or all_finite(part) for part in (output.pooled, output.output)]
+    ends = (output.pooled, output.output, output.deepstack)
+    finite += [part is None or all_finite(part) for part in ends]
     first = finite.index(False) if False in finite else None
     return table.rows(names), output, first
 
@@ -222,7 +223,8 @@ def _left_over(size: Sequence[int], patch: int) -> str:
 def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
     """One kind of TOKENS of each image as float32 (float64 for a float64 model).
 
-    cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width).
+    cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width);
+    deepstack (B, K, cells, width).
     """
     c, tokens = model.config.encoder, output.tokens
     first_register = int(c.cls_token) + int(c.dist_token)
@@ -233,6 +235,7 @@ def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
         "patch": lambda: tokens[:, c.prefix_tokens :],
         "pooled": lambda: output.pooled,
         "output": lambda: output.output,
+        "deepstack": lambda: output.deepstack,
     }
     chosen = slices[kind]()
     assert chosen is not None  # check_tokens has refused it

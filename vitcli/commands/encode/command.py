@@ -57,8 +57,7 @@ def encode(
             "--tokens",
             metavar="KINDS",
             help="Vectors that --out holds, with commas: cls, dist, register, patch, pooled, "
-            "output "
-            "(default: pooled, or patch without pooling).",
+            "output, deepstack (Qwen3-VL) (default: pooled, or patch without pooling).",
         ),
     ] = None,
     engine: EngineOption = None,

@@ -61,8 +61,9 @@ class EncodeResult(Result):
     """The layer from which on tokens hold NaN or infinities, None where all are finite."""
 
 
-TOKENS = ("cls", "dist", "register", "patch", "pooled", "output")
-"""Kinds of vectors: prefix tokens, patches, the pooled vector, the head's output."""
+TOKENS = ("cls", "dist", "register", "patch", "pooled", "output", "deepstack")
+"""Kinds of vectors: prefix tokens, patches, the pooled vector, the head's output, and those of
+blocks with a merger of their own."""
 
 
 def available_tokens(c: EncoderConfig) -> list[str]:
@@ -74,6 +75,7 @@ def available_tokens(c: EncoderConfig) -> list[str]:
         "patch": True,
         "pooled": c.pooling != "none",
         "output": c.head != "none",
+        "deepstack": bool(c.deepstack),
     }
     return [kind for kind in TOKENS if there[kind]]
 

@@ -50,7 +50,7 @@ def with_classifier(config: EncoderConfig, classes: int, distilled: bool = False
     if not keeps and not POOLINGS[config.pooling].width:
         raise VitcliError("a classifier needs a pooled vector", "add --pool cls, mean or map")
     head = config.head if keeps else "linear"
-    values = {**dict(config), "head": head, "head_out": classes}
+    values = {**dict(config), "head": head, "head_out": classes, "deepstack": ()}
     return EncoderConfig.model_validate(values)
 
 
