@@ -238,6 +238,8 @@ def test_deepstack_is_only_where_it_is_said(
     with pytest.raises(VitcliError, match="count from 1 to 3, in order"):
         load_weights(str(reconfigured(folder, deepstack_visual_indexes=[1, 0])))
     reconfigured(folder, deepstack_visual_indexes=[0, 1])
+    none = Setting(("encoder", "head"), "none", "--set encoder.head=none")
+    assert load_weights(str(folder), overrides=[none]).config.encoder.deepstack == ()
     known = load_weights(str(folder)).config
     (folder / "config.json").unlink()
     without = known.encoder.model_copy(update={"deepstack": ()})

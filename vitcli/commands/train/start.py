@@ -163,6 +163,8 @@ def copy_weights(
     given, own = source.state_dict(), encoder.state_dict()
     position = encoder.front_end.position.converted(source.front_end.position)
     given |= {f"front_end.position.{key}": value for key, value in position.items()}
+    if not encoder.deepstack_blocks:
+        given = {k: value for k, value in given.items() if not k.startswith("deepstack.")}
     heads = {key for key in (*given, *own) if key.startswith("head.")}
     old = {key: given.pop(key) for key in heads & given.keys()}
     new = {key: own.pop(key) for key in heads & own.keys()}
