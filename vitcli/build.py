@@ -85,6 +85,7 @@ def _rope(c: EncoderConfig) -> RopePosition:
         rope.offset,
         rope.first_axis,
         rope.alternate,
+        rope.in_turns,
     )
 
 

@@ -335,7 +335,7 @@ class Model:
         grids = getattr(self.encoder, "layer_grids", {})  # stages of another library differ
         found = _Layers({i: self._tokens(torch.cat(kept[i]), grids.get(i, grid)) for i in wanted})
         found.depth = depth
-        ends = {
+        ends: dict[str, Any] = {
             name: None if values[0] is None else torch.cat(values)
             for name, values in zip(EncoderOutput._fields, zip(*outputs, strict=True), strict=True)
             if name != "tokens_before_norm"

@@ -117,6 +117,7 @@ COUNTS: dict[str, Counts] = {
     "qwen2.5-vl-7b": (631_975_680 - QWEN_SLOT, [({}, 676_550_144 - QWEN_SLOT)]),
     "qwen2.5-vl-32b": (636_401_664 - QWEN_SLOT, [({}, 688_841_984 - QWEN_SLOT)]),
     "qwen2.5-vl-72b": (636_401_664 - QWEN_SLOT, [({}, 704_573_696 - QWEN_SLOT)]),
+    "tipsv2-b14": (86_315_520, []),
     # transformers' PixtralVisionModel, and its Aimv2VisionModel without the pooling.
     "pixtral-12b": (403_489_792, []),
     "aimv2-l14": (309_197_824, []),

@@ -295,6 +295,16 @@ def summed_over_frames(source: str) -> From:
     return From((source,), lambda t: t.sum(dim=2), rounds=True)
 
 
+def conv_from_flat(source: str) -> From:
+    """A linear map of flattened RGB patches (channel, row, column) as a Conv2d weight."""
+
+    def make(t: Tensor) -> Tensor:
+        side = math.isqrt(t.shape[1] // 3)
+        return t.reshape(-1, 3, side, side)
+
+    return From((source,), make)
+
+
 def conv_from_linear(source: str) -> From:
     """A linear map of flattened RGB patches (row, column, channel) as a Conv2d weight."""
 

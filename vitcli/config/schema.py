@@ -38,6 +38,7 @@ AttendKind = Literal["fused", "explicit"]
 InitScheme = Literal["trunc_normal", "xavier_uniform"]
 TableResize = Literal[
     "bilinear",
+    "bilinear_cropped",
     "buckets",
     "bicubic",
     "bicubic_antialias",
@@ -71,7 +72,8 @@ class TableConfig(Section):
     """How the table is interpolated to another grid of patches; each family has its own rule.
     bilinear, bicubic: without antialiasing; with `_antialias` or `_align_corners` as torch's
     `interpolate` names them; bicubic_offset: bicubic by the scale (n + 0.1) / m (original DINOv2);
-    buckets: the row of the nearest cell before (Idefics 2 and 3)."""
+    bilinear_cropped: to a square, then its top left (RADIO); buckets: the row of the nearest cell
+    before (Idefics 2 and 3)."""
     resize_dtype: Literal["float32", "model"] = "float32"
     """The dtype of the interpolation: float32, or model for the weights' own dtype."""
 
@@ -102,6 +104,9 @@ class RopeConfig(Section):
     """The axis that rotates the first half of the pairs (Perception Encoder: columns)."""
     alternate: bool = False
     """Whether the frequencies of columns lie between those of rows (Pixtral)."""
+    in_turns: bool = False
+    """Whether pairs of rows and of columns take turns, frequency by frequency, in place of all of
+    the first axis before the second (Kimi)."""
 
 
 class AttentionConfig(Section):

@@ -348,6 +348,9 @@ def _transformers(
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
         model.config.mask_ratio = 0.0
+    if hasattr(tower, "make_preprocessor_external"):  # RADIO normalizes within
+        normalize, prepare = tower.make_preprocessor_external().cpu(), processor
+        processor = prepare and (lambda picture: normalize(prepare(picture)))
     run = _TransformersForward(model, tower)
     layers, blocks = _transformers_blocks(tower)
     size = getattr(config, "image_size", None)
@@ -517,13 +520,13 @@ class _TransformersForward:
     def _merged(self, pixels: Tensor) -> Tensor:
         """The raster index of each token where 2 x 2 cells come one after another."""
         rows, columns = pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch
-        merge = self.tower.config.spatial_merge_size
+        merge = getattr(self.tower.config, "spatial_merge_size", 1)  # Kimi's are row by row
         cells = torch.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
         return cells.transpose(1, 2).flatten()
 
     def _order(self, pixels: Tensor) -> Tensor:
         """The raster index of each token as the blocks see them: by cell, and window by window."""
-        order, merge = self._merged(pixels), self.tower.config.spatial_merge_size
+        order, merge = self._merged(pixels), getattr(self.tower.config, "spatial_merge_size", 1)
         window = getattr(self.tower.config, "window_size", 0) // merge // self.patch
         if window:
             rows, columns = (side // self.patch // merge for side in pixels.shape[-2:])
@@ -543,12 +546,14 @@ class _TransformersForward:
         rows, columns = pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch
         p = pixels[0].unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)
         p = p.flatten(1, 2).transpose(0, 1)[self._merged(pixels)]  # (N, C, p, p)
-        times = self.tower.config.temporal_patch_size
-        p = p.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1)
+        if times := getattr(self.tower.config, "temporal_patch_size", None):
+            p = p.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1)
         found = self.tower(p, torch.tensor([[1, rows, columns]], device=pixels.device))
         if self.normed:
             return self.arrange(self.normed.pop(), pixels), None, None
         tokens = self.arrange(found.last_hidden_state, pixels)
+        if not times:
+            return tokens, None, None
         deep = getattr(found, "deepstack_features", None)
         return tokens, None, found.pooler_output[None], torch.stack(deep)[None] if deep else None
 
@@ -570,6 +575,8 @@ def _transformers_processor(
         if "image_grid_thw" in found:
             _, rows, columns = (int(n) for n in found["image_grid_thw"][0])
             merge, patch = processor.merge_size, processor.patch_size
+            if pixels.ndim == 4:  # Kimi's patches, row by row
+                merge = 1
             cells = pixels.reshape(
                 rows // merge, columns // merge, merge, merge, 3, -1, patch, patch
             )[:, :, :, :, :, 0]

@@ -78,8 +78,15 @@ def nearest_by_fraction(table: Tensor, grid: Grid) -> Tensor:
     return table[..., rows, :][..., columns]
 
 
+def cropped(table: Tensor, grid: Grid) -> Tensor:
+    """Bilinear to the square of the longer side, of which the top-left is kept (RADIO)."""
+    side = max(grid)
+    return _interpolate(table, (side, side), mode="bilinear")[..., : grid[0], : grid[1]]
+
+
 TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
     "bilinear": partial(_interpolate, mode="bilinear"),
+    "bilinear_cropped": cropped,
     "buckets": nearest_by_fraction,
     "bicubic": partial(_interpolate, mode="bicubic"),
     "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
@@ -229,6 +236,7 @@ class RopePosition(NoPosition):
     The first half of the pairs turns with the row, the second with the column (or the other way
     round: `first_axis`), at frequencies theta^(-4j/d), j = 0 .. d/4 - 1, or one over `periods`.
     With `alternate` the columns turn at theta^(-(4j+2)/d), the frequencies between (Pixtral).
+    With `in_turns` a pair of either axis follows one of the other at each frequency (Kimi).
     Prefix tokens are not turned.
     """
 
@@ -243,8 +251,10 @@ class RopePosition(NoPosition):
         offset: float = 0.0,
         first_axis: str = "rows",
         alternate: bool = False,
+        in_turns: bool = False,
     ) -> None:
         super().__init__()
+        self.in_turns = in_turns
         self.offset = offset
         self.alternate = alternate
         self.first_axis = first_axis
@@ -272,7 +282,8 @@ class RopePosition(NoPosition):
         both = [rows[:, None].expand(shape), columns[None].expand(shape)]
         if self.first_axis == "columns":
             both.reverse()
-        return torch.cat(both, dim=-1).flatten(0, 1)  # (N, d/2)
+        joined = torch.stack(both, dim=-1).flatten(-2) if self.in_turns else torch.cat(both, dim=-1)
+        return joined.flatten(0, 1)  # (N, d/2)
 
     def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
         angles = F.pad(self.angles(grid), (0, 0, prefix_tokens, 0))  # zero turns for the prefix

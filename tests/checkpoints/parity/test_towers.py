@@ -16,7 +16,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
+from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from transformers.models.tipsv2.modeling_tipsv2 import Tipsv2VisionModel
 from typer.testing import CliRunner
 
 from tests.checkpoints.parity import timm_models
@@ -24,11 +26,13 @@ from tests.checkpoints.parity.compare import assert_close, differences, images, 
 from tests.checkpoints.parity.hf import SMALL, qwen_outputs
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
+from vitcli.build import build_meta
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
 from vitcli.commands.encode.analysis import encode
 from vitcli.config.load import Setting
+from vitcli.config.schema import EncoderConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.model import load
@@ -55,7 +59,13 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
         assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
 
 
-@pytest.mark.parametrize("name", [n for n in TOWERS if "whole" not in n])
+# In memory TIPS v2 has DINOv2's names and RADIO its own; the tables have those of the files.
+RENAMED = ("tipsv2", "radio")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TOWERS if "whole" not in n and not n.startswith(RENAMED)]
+)
 def test_a_bare_state_dict_needs_no_more_than_a_preset(name: str, tmp_path: Path) -> None:
     model = randomized(TOWERS[name].make())
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
@@ -144,6 +154,8 @@ VERIFIED: dict[str, tuple[str, dict[str, Any]]] = {
     "pixtral": ("PixtralImageProcessorPil", WITHIN),
     "mistral 3 whole": ("PixtralImageProcessorPil", WITHIN),
     "aimv2 at 32": ("CLIPImageProcessorPil", CROP),
+    "tipsv2 whole": ("Tipsv2ImageProcessor", {"size": SIDE}),
+    "radio": ("CLIPImageProcessorPil", CROP | {"do_normalize": False}),
     "glm4v whole": ("Glm4vImageProcessorPil", GLM),
     "qwen3-vl": ("Qwen2VLImageProcessorPil", SMART),
     "qwen3-vl whole": ("Qwen2VLImageProcessorPil", SMART),
@@ -287,6 +299,42 @@ def test_a_small_smolvlm_nests_only_what_differs_from_the_defaults(tmp_path: Pat
     assert counted == sum(p.numel() for p in model.parameters()) == 86_433_024
 
 
+# What the library's own defaults, which are the published sizes, are in our words.
+SIZES: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any]]] = {
+    "tipsv2": (
+        lambda: Tipsv2VisionModel(T.Tipsv2VisionConfig()),
+        86_315_520,
+        {"image_size": 448, "patch_size": 14, "registers": 1},
+    ),
+    "radio": (  # C-RADIOv4-H, whose files have no LayerScale
+        lambda: T.RadioModel(T.RadioConfig()),
+        651_645_440,
+        {"image_size": 2048, "patch_size": 16, "hidden": 1280, "depth": 32, "heads": 16}
+        | {"mlp_hidden": 5120, "registers": 9, "layer_scale": None},
+    ),
+    "kimi": (  # Kimi K2.5
+        lambda: Kimi_K25VisionModel(T.Kimi_K25VisionConfig()),
+        416_866_032,
+        {"image_size": 896, "patch_size": 14, "hidden": 1152, "depth": 27, "heads": 16}
+        | {"mlp_hidden": 4304},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_at_the_published_size_are_the_librarys(name: str, tmp_path: Path) -> None:
+    make, count, sizes = SIZES[name]
+    TOWERS[name].make().save_pretrained(tmp_path)
+    tiny = load_weights(str(tmp_path)).config
+    base = {"hidden": 768, "depth": 12, "heads": 12, "mlp_hidden": 3072}
+    encoder = EncoderConfig.model_validate({**tiny.encoder.model_dump(), **base, **sizes})
+    with torch.device("meta"):
+        theirs = make().named_parameters()
+    beside = ("mask_token", "layer_scale") if encoder.layer_scale is None else ("mask_token",)
+    assert sum(p.numel() for n, p in theirs if not any(word in n for word in beside)) == count
+    assert sum(p.numel() for p in build_meta(encoder).parameters()) == count
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -341,6 +389,28 @@ MISTAKES: dict[str, list[tuple[str, Any]]] = {
         ("norm_eps", 1e-5),
         ("activation", "gelu"),
         ("deepstack", [1, 3]),
+    ],
+    "tipsv2": [
+        ("position_table.resize", "bicubic_antialias"),
+        ("norm_eps", 1e-5),
+        ("activation", "gelu_tanh"),
+        ("pooling", "mean"),
+    ],
+    "radio of one CLS": [
+        ("position_table.resize", "bilinear"),
+        ("norm_eps", 1e-5),
+        ("activation", "gelu_tanh"),
+        ("pooling", "mean"),
+    ],
+    "kimi whole": [
+        ("rope.in_turns", False),
+        ("rope.theta", 9000.0),
+        ("rope.layout", "half"),
+        ("rope.first_axis", "rows"),
+        ("position", "learned"),
+        ("position_table.resize", "bilinear"),
+        ("norm_eps", 1e-3),
+        ("activation", "gelu"),
     ],
     "idefics3": [("position_table.resize", "bicubic"), ("norm_eps", 1e-5)],
     "beit classifier": [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers as T
 from torch import Tensor, nn
 from transformers.models.idefics2.configuration_idefics2 import Idefics2VisionConfig
 from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
+from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeVisionConfig
@@ -21,9 +23,11 @@ from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLM
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpVisionConfig
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpVisionModel
+from transformers.models.tipsv2.modeling_tipsv2 import Tipsv2VisionModel
 
 from tests.checkpoints.parity.compare import FLOAT32_PARTS, Outputs
 from tests.checkpoints.parity.hf import ANY_SIZE, QWEN_SIZES, SMALL, TEXT, Case, inner, qwen_outputs
+from tests.checkpoints.parity.hf import DINO as DINO_OUTPUTS
 from tests.checkpoints.parity.rms_towers import RMS_TOWERS
 from tests.checkpoints.parity.timm_models import outputs as timm_outputs
 
@@ -92,7 +96,57 @@ def _masked(model: nn.Module, pixels: Tensor) -> Outputs:
     return Outputs(found.blocks, found.before_norm, model.layernorm(found.tokens))
 
 
+DINO = {k: v for k, v in SMALL.items() if k != "intermediate_size"}
+TIPS_V2 = DINO | {"num_register_tokens": 2}
+RADIO = DINO | {"max_img_size": 32, "num_cls_tokens": 2, "num_registers": 3}
+KIMI = {k: v for k, v in SMALL.items() if k != "image_size"}
+KIMI |= {"pos_emb_height": 4, "pos_emb_width": 4}
+DEEPSEEK = TEXT | {"model_type": "deepseek_v3", "n_routed_experts": 2, "num_experts_per_tok": 1}
+DEEPSEEK |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 8}
+DEEPSEEK |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+DEEPSEEK |= {"v_head_dim": 4}
+
+
+def radio(model: nn.Module, pixels: Tensor) -> Outputs:
+    """Without the normalization within, which belongs to the preprocessing here."""
+    model.make_preprocessor_external()
+    found = model(pixels, output_hidden_states=True)
+    pooled = found.summary if len(model.config.summary_idxs) == 1 else None
+    tokens = found.last_hidden_state
+    return Outputs(list(found.hidden_states), tokens, tokens, pooled)
+
+
+def kimi(model: nn.Module, pixels: Tensor) -> Outputs:
+    """Image by image; the library's tokens are row by row."""
+    patch = model.config.patch_size
+    images = []
+    for image in pixels:
+        p = image.unfold(1, patch, patch).unfold(2, patch, patch)  # (C, rows, columns, p, p)
+        grid = torch.tensor([[1, *p.shape[1:3]]])
+        seen: list[Tensor] = []
+        hooks = [
+            model.layers[0].register_forward_pre_hook(lambda _, given, s=seen: s.append(given[0])),
+            *(
+                m.register_forward_hook(lambda _, __, out, s=seen: s.append(out))
+                for m in model.layers
+            ),
+        ]
+        found = model(p.flatten(1, 2).transpose(0, 1), grid)
+        for hook in hooks:
+            hook.remove()
+        images.append([*seen, found.last_hidden_state])
+    *blocks, tokens = [torch.stack(layer) for layer in zip(*images, strict=True)]
+    return Outputs(blocks, blocks[-1], tokens)
+
+
+def _kimi(make: Any, where: str = "") -> Case:
+    run = inner(where, kimi) if where else kimi
+    return Case("hf-kimi", make, run, FLOAT32_PARTS, QWEN_SIZES)
+
+
 BEIT = SMALL | {"use_relative_position_bias": True, "layer_scale_init_value": 0.2}
+TEXT_TOWER = {k: v for k, v in SMALL.items() if k not in ("image_size", "patch_size")}
+TEXT_TOWER |= {"vocab_size": 24}
 SMOL = TEXT | {"model_type": "llama"}
 IDEFICS_SIZES = (*ANY_SIZE[:3], (72, 88))
 TOWERS: dict[str, Case] = {
@@ -200,6 +254,42 @@ TOWERS: dict[str, Case] = {
             T.Qwen3VLConfig(text_config=QWEN3_TEXT, vision_config=QWEN3)
         ),
         "model.visual",
+    ),
+    **{
+        f"tipsv2{name}": Case(
+            "hf-tipsv2",
+            lambda more=more: Tipsv2VisionModel(T.Tipsv2VisionConfig(**TIPS_V2, **more)),
+            DINO_OUTPUTS,
+            FLOAT32_PARTS,
+        )
+        for name, more in {"": {}, " gated": {"use_swiglu_ffn": True}}.items()
+    },
+    "tipsv2 whole": Case(
+        "hf-tipsv2",
+        lambda: T.Tipsv2Model(T.Tipsv2Config(vision_config=TIPS_V2, text_config=TEXT_TOWER)),
+        inner("vision_model", DINO_OUTPUTS),
+        FLOAT32_PARTS,
+    ),
+    **{
+        f"radio{name}": Case(
+            "hf-radio",
+            lambda more=more: T.RadioModel(T.RadioConfig(**RADIO, **more)),
+            radio,
+            FLOAT32_PARTS,
+            ANY_SIZE[:3],
+        )
+        for name, more in {
+            "": {},
+            " gated": {"use_swiglu_ffn": True, "qkv_bias": False},
+            " of one CLS": {"summary_idxs": [0]},
+        }.items()
+    },
+    "kimi": _kimi(lambda: Kimi_K25VisionModel(T.Kimi_K25VisionConfig(**KIMI))),
+    "kimi whole": _kimi(
+        lambda: T.Kimi_K25ForConditionalGeneration(
+            T.Kimi_K25Config(vision_config=KIMI, text_config=DEEPSEEK, projection_hidden_size=16)
+        ),
+        "model.vision_tower",
     ),
     "perception_lm whole": Case(
         "timm-pe",

@@ -1,9 +1,13 @@
-"""DINOv2, with and without registers, and DINOv3 as transformers stores them."""
+"""DINOv2, with and without registers, DINOv3, TIPS v2 and RADIO as transformers stores them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from vitcli.checkpoints.detect import tower_config
+from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
     BACKBONE,
@@ -13,7 +17,21 @@ from vitcli.checkpoints.families.hugging_face import (
     TINY,
     flag,
 )
-from vitcli.checkpoints.family import Family, Renames, To, Variant, fused, only, rows
+from vitcli.checkpoints.family import (
+    Configs,
+    Family,
+    From,
+    Preprocessing,
+    Renames,
+    Tell,
+    To,
+    Variant,
+    conv_from_flat,
+    fused,
+    only,
+    rows,
+)
+from vitcli.config.schema import EncoderConfig
 
 BLOCK = "encoder.layer.{i}."
 # transformers 5 has other names in memory than in its files; the tables use those of the files.
@@ -207,4 +225,147 @@ DINOV3 = Family(
         ),
     ),
 )
-FAMILIES = (DINOV2, DINOV2_REGISTERS, DINOV3)
+# TIPS v2, in whose files DINOv2's encoder has the names of its own authors
+TIPS_V2 = Family(
+    name="hf-tipsv2",
+    library=LIBRARY,
+    verified="tiny random models, from files; alone and with text",
+    model_types=("tipsv2_vision_model",),
+    preprocess=processor("Tipsv2ImageProcessor"),
+    signature=("pos_embed", "register_tokens", timm.BLOCK + "ls1.gamma"),
+    prefixes=("", "vision_encoder."),
+    renames={
+        **timm.RENAMES,
+        **timm.QKV,
+        **timm.LAYER_SCALE,
+        "front_end.prefix.registers": rows("register_tokens"),
+    },
+    drops=(r"mask_token",),
+    settings={**DINOV2_SETTINGS, "num_register_tokens": To("registers")},
+    ignored=DINOV2_IGNORED,
+    decides={
+        "pooling": "cls",
+        "position_table.resize": "bilinear_antialias",
+        "position_table.resize_dtype": "float32",
+    },
+    variants=(
+        Variant(
+            when=(timm.BLOCK + "mlp.c_fc",),
+            renames={
+                "vit.blocks.{i}.feed_forward.fc1": timm.BLOCK + "mlp.c_fc",
+                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.c_proj",
+            },
+        ),
+        Variant(
+            when=(timm.BLOCK + "mlp.w12",),
+            settings={"mlp": "gated", "activation": "silu"},
+            renames={
+                "vit.blocks.{i}.feed_forward.fc1": timm.BLOCK + "mlp.w12",
+                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.w3",
+            },
+        ),
+    ),
+)
+
+
+# RADIO: several CLS tokens, of which the first is CLS here and the others are registers
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(float(value), 5) for value in values)
+
+
+def _whole_tokens(count: int) -> None:
+    if count < 1:
+        raise ValueError("at least one")
+
+
+_PIXELS = processor("CLIPImageProcessor")
+
+
+def _radio_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
+    """The processor's pixels, normalized as the model itself does it."""
+    told = _PIXELS(configs, encoder)
+    model = tower_config(configs.get("config.json", {}))[0]
+    if told is None or not {"norm_mean", "norm_std"} <= model.keys():
+        return None
+    mean, std = told.config.mean, told.config.std
+    update = {
+        "mean": tuple(m + s * own for m, s, own in zip(mean, std, model["norm_mean"], strict=True)),
+        "std": tuple(s * own for s, own in zip(std, model["norm_std"], strict=True)),
+    }
+    note = "normalized as config.json says (norm_mean, norm_std), which the library does within"
+    config = told.config.model_copy(update=update)
+    return replace(told, config=config, notes=(*told.notes, note))
+
+
+RADIO_TOKENS = "patch_generator.cls_token.token"
+RADIO = Family(
+    name="hf-radio",
+    library=LIBRARY,
+    verified="tiny random models, from files; alone",
+    model_types=("radio",),
+    preprocess=_radio_pixels,
+    signature=(RADIO_TOKENS, "patch_generator.pos_embed", timm.BLOCK + "attn.qkv.weight"),
+    prefixes=("radio_model.model.",),
+    aliases=((r"^radio_model\.", ""),),
+    renames={
+        **{ours: name for ours, name in timm.RENAMES.items() if not ours.startswith("front_end.")},
+        **timm.QKV,
+        "front_end.projection.weight": conv_from_flat("patch_generator.embedder.weight"),
+        "front_end.prefix.cls": From((RADIO_TOKENS,), lambda t: t[:1]),
+        "front_end.prefix.registers": From((RADIO_TOKENS,), lambda t: t[1:]),
+        "front_end.position.table": rows("patch_generator.pos_embed"),
+        "vit.blocks.{i}.scale1.gamma": timm.BLOCK + "layer_scale1.lambda1",
+        "vit.blocks.{i}.scale2.gamma": timm.BLOCK + "layer_scale2.lambda1",
+    },
+    drops=(r"patch_generator\.video_embedder\..*", r"input_conditioner\..*", r"summary_idxs"),
+    settings={
+        **{key: to for key, to in SETTINGS.items() if key != "image_size"},
+        "num_hidden_layers": To("depth", default=32),
+        "num_attention_heads": To("heads", default=16),
+        "max_img_size": To("image_size", SETTINGS["image_size"].read, default=(2048, 2048)),
+        "layer_norm_eps": To("norm_eps", float, default=1e-6),
+        "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
+        "use_swiglu_ffn": To("mlp", {True: "gated", False: "plain"}),
+        "layerscale_value": only(1.0),  # files leave it out, and then it is this value
+        "num_cls_tokens": To(None, _whole_tokens),
+        "summary_idxs": To("pooling", lambda which: "cls" if list(which) == [0] else "none"),
+        "norm_mean": To("_norm_mean", _rounded),
+        "norm_std": To("_norm_std", _rounded),
+    },
+    ignored=(
+        *(*IGNORED, "image_size", "mlp_ratio", "num_registers", "patch_dim"),
+        *("video_patch_dim", "video_temporal_patch_size"),
+    ),
+    decides={
+        "patch_bias": False,
+        "final_norm": False,
+        "position": "learned",
+        "position_table.resize": "bilinear_cropped",
+        "position_table.resize_dtype": "float32",
+    },
+    any_prefix_rows=True,
+    needs=("heads", "norm_eps", "activation", "pooling"),
+    tells={
+        f"_norm_{what}": Tell(
+            f"input_conditioner.norm_{what}", lambda t: _rounded(t.read().flatten())
+        )
+        for what in ("mean", "std")
+    },
+    remarks={
+        "radio": "the first CLS token is CLS, the others are registers; the summary "
+        "is not joined (--tokens cls,register)"
+    },
+    variants=(
+        Variant(
+            when=(timm.BLOCK + "mlp.gate_proj",),
+            settings={"activation": "silu"},
+            renames={
+                "vit.blocks.{i}.feed_forward.fc1": fused(
+                    timm.BLOCK + "mlp.gate_proj", timm.BLOCK + "mlp.up_proj"
+                ),
+                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.down_proj",
+            },
+        ),
+    ),
+)
+FAMILIES = (DINOV2, DINOV2_REGISTERS, DINOV3, TIPS_V2, RADIO)

@@ -242,6 +242,7 @@ _CLASSES: Mapping[str, Processor] = {
         _assumes(_square(224), 3, HALF, crop_size=_square(224)),
         neutral=("reduce_labels", "do_reduce_labels"),
     ),
+    "Tipsv2ImageProcessor": Processor(_assumes(_square(448), 2, HALF, do_normalize=False)),
     "CLIPImageProcessor": _CLIP,
     "ChineseCLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": _CLIP,

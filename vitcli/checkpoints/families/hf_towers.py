@@ -1,13 +1,10 @@
-"""Pixtral's, AIMv2's, Llama 4's and GLM-4V's towers as transformers stores them."""
+"""Pixtral's, AIMv2's, Llama 4's, GLM-4V's and Kimi's towers as transformers stores them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-from torch import Tensor
 
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hugging_face import (
@@ -27,6 +24,7 @@ from vitcli.checkpoints.family import (
     Renames,
     To,
     Variant,
+    conv_from_flat,
     fused,
     joined,
     only,
@@ -206,16 +204,6 @@ OVIS2 = replace(
 LAYERS = "model.layers.{i}."
 
 
-def _conv(source: str) -> From:
-    """A linear map of flattened RGB patches (channel, row, column) as a Conv2d weight."""
-
-    def make(t: Tensor) -> Tensor:
-        side = math.isqrt(t.shape[1] // 3)
-        return t.reshape(-1, 3, side, side)
-
-    return From((source,), make)
-
-
 def _cls_first(source: str) -> From:
     """A table whose last row is that of CLS."""
     return From((source,), lambda t: joined(t[-1:], t[:-1]))
@@ -235,7 +223,7 @@ LLAMA4 = Family(
     preprocess=processor(None),  # its own pads to tiles and normalizes in bfloat16: refused
     signature=("positional_embedding_vlm", "layernorm_pre.weight", LAYERS + "self_attn.o_proj"),
     renames={
-        "front_end.projection.weight": _conv("patch_embedding.linear.weight"),
+        "front_end.projection.weight": conv_from_flat("patch_embedding.linear.weight"),
         "front_end.prefix.cls": rows("class_embedding"),
         "front_end.position.table": _cls_first("positional_embedding_vlm"),
         "front_end.norm": "layernorm_pre",
@@ -353,4 +341,77 @@ GLM4V = Family(
         "what joins 2x2 patches (downsample, merger) is not applied",
     ),
 )
-FAMILIES = (PIXTRAL, OVIS2, AIMV2, LLAMA4, GLM4V)
+
+
+# MoonViT of Kimi K2.5, on still images. Published files have q, k, v in one, as pairs next to
+# each other; the library keeps them apart, as pairs half a head away.
+KIMI_LAYER = "layers.{i}."
+KIMI = Family(
+    name="hf-kimi",
+    library=LIBRARY,
+    verified=TINY + "; alone and in the whole model",
+    model_types=("kimi_k25_vision",),
+    preprocess=processor(None),  # its own pads to whole patches: refused
+    signature=("patch_embed.pos_emb.position_embeddings", "final_layernorm.weight"),
+    aliases=(
+        (r"^(encoder\.blocks\.\d+\.)norm1\.", r"\1norm2."),
+        (r"^(encoder\.blocks\.\d+\.)norm0\.", r"\1norm1."),
+        (r"^(encoder\.blocks\.\d+\.mlp\.)fc1\.", r"\1fc2."),
+        (r"^(encoder\.blocks\.\d+\.mlp\.)fc0\.", r"\1fc1."),
+        (r"^(encoder\.blocks\.\d+\.)wqkv\.", r"\1attn.qkv."),
+        (r"^(encoder\.blocks\.\d+\.)wo\.", r"\1attn.proj."),
+        (r"^encoder\.blocks\.", "layers."),
+        (r"^encoder\.", ""),
+        (r"^patch_embed\.pos_emb\.weight$", "patch_embed.pos_emb.position_embeddings"),
+    ),
+    renames={
+        "front_end.projection": "patch_embed.proj",
+        "front_end.position.table": rows("patch_embed.pos_emb.position_embeddings"),
+        "vit.blocks.{i}.norm1": KIMI_LAYER + "norm1",
+        **_qkv(KIMI_LAYER, "attn"),
+        "vit.blocks.{i}.attention.proj": KIMI_LAYER + "attn.proj",
+        "vit.blocks.{i}.norm2": KIMI_LAYER + "norm2",
+        "vit.blocks.{i}.feed_forward.fc1": KIMI_LAYER + "mlp.fc1",
+        "vit.blocks.{i}.feed_forward.fc2": KIMI_LAYER + "mlp.fc2",
+        "vit.norm": "final_layernorm",
+    },
+    drops=(r"patch_embed\.pos_emb\.time_.*", r"rotary_emb\..*"),
+    settings={
+        **{key: to for key, to in SETTINGS.items() if key != "image_size"},
+        "hidden_size": To("hidden", default=1152),
+        "num_hidden_layers": To("depth", default=27),
+        "num_attention_heads": To("heads", default=16),
+        "intermediate_size": To("mlp_hidden", default=4304),
+        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=14),
+        "hidden_act": To("activation", ACTIVATIONS, default="gelu_tanh"),
+        "pos_emb_height": To("_rows", default=64),
+        "pos_emb_width": To("_columns", default=64),
+        "rope_parameters": To("rope.theta", _axial_theta),
+    },
+    ignored=(*IGNORED, "pos_emb_time", "merge_kernel_size"),
+    decides={
+        "norm_eps": 1e-5,
+        "position": "learned+rope2d",
+        "position_table.resize": "bicubic",
+        "position_table.resize_dtype": "model",
+        "rope.coordinates": "index",
+        "rope.layout": "half",
+        "rope.first_axis": "columns",
+        "rope.in_turns": True,
+        "pooling": "none",
+        "image_size": lambda told: (
+            told["_rows"] * told["patch_size"],
+            told["_columns"] * told["patch_size"],
+        ),
+    },
+    needs=("heads", "activation", "rope.theta"),
+    remarks={"kimi_k25_vision": "what joins 2x2 patches (mm_projector) is not applied"},
+    variants=(
+        Variant(
+            when=(KIMI_LAYER + "attn.qkv.weight",),
+            settings={"rope.layout": "interleaved"},
+            renames={"vit.blocks.{i}.attention.qkv": KIMI_LAYER + "attn.qkv"},
+        ),
+    ),
+)
+FAMILIES = (PIXTRAL, OVIS2, AIMV2, LLAMA4, GLM4V, KIMI)
