@@ -31,6 +31,17 @@ CONFIGS_AROUND = ("thinker_config", "vlm_config", "encoder")
 """Configs that hold the model with the vision tower."""
 PREFERRED = ("teacher", "image_tower", "model_ema")
 """Where a file has two towers of one kind, the one whose prefix has one of these is read."""
+_WINDOWS = "positions relative to the query's values, windows filled up with zeros"
+_BETWEEN = "a merger between its blocks"
+COMPUTED_OTHERWISE = {
+    "sam_vision_model": _WINDOWS,
+    "sam_hq_vision_model": _WINDOWS,
+    "gemma4_vision": "four norms in a block, a norm of values, attention without a scale",
+    "vjepa2": "patches of two frames, rotations by frame, row and column",
+    "minicpmv4_6_vision": _BETWEEN,
+    "minicpmv4_7_vision": _BETWEEN,
+}
+"""What this encoder does not compute, by the model_type of towers that do."""
 LANGUAGE = (
     *("language_model", "text_model", "text", "lm_head", "embed_tokens", "mtp", "talker"),
     *("text_projection", "llm", "token_embedding", "score"),
@@ -321,7 +332,8 @@ def _refusal(
         what = f"{'an' if whole[0] in 'aeiou' else 'a'} {whole} checkpoint whose tower ({tower})"
         of_kind = [family.name for family in families if kind in family.model_types]
         if not of_kind:
-            return VitcliError(f"{source}: {what} is not supported", listed)
+            why = f": {COMPUTED_OTHERWISE[kind]}" if kind in COMPUTED_OTHERWISE else ""
+            return VitcliError(f"{source}: {what} is not supported{why}", listed)
         if not fits:
             return VitcliError(
                 f"{source}: {what} does not have the tensor names of {' or '.join(of_kind)}",

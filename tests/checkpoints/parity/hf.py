@@ -110,8 +110,13 @@ def qwen(model: nn.Module, pixels: Tensor) -> Outputs:
         p = p.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
         seen: list[Tensor] = []
         hooks = [
-            b.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
-            for b in model.blocks
+            model.blocks[0].register_forward_pre_hook(
+                lambda _, given, seen=seen: seen.append(given[0])
+            ),
+            *(
+                b.register_forward_hook(lambda _, __, out, seen=seen: seen.append(out))
+                for b in model.blocks
+            ),
         ]
         found = model(p, torch.tensor([[1, rows, columns]]))
         for hook in hooks:
@@ -137,8 +142,8 @@ CLIP = plain(pooled="pooler_output", interpolate="yes")
 
 
 def qwen_outputs(model: nn.Module, pixels: Tensor) -> Outputs:
-    out, blocks = qwen(model, pixels)
-    out.before_norm = blocks[-1]
+    out, out.blocks = qwen(model, pixels)
+    out.before_norm = out.blocks[-1]
     return out
 
 

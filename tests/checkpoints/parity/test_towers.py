@@ -22,11 +22,19 @@ from transformers.models.tipsv2.modeling_tipsv2 import Tipsv2VisionModel
 from typer.testing import CliRunner
 
 from tests.checkpoints.parity import timm_models
-from tests.checkpoints.parity.compare import assert_close, differences, images, ours, randomized
+from tests.checkpoints.parity.compare import (
+    Outputs,
+    assert_close,
+    differences,
+    images,
+    ours,
+    randomized,
+)
 from tests.checkpoints.parity.hf import SMALL, qwen_outputs
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
 from vitcli.build import build_meta
+from vitcli.checkpoints.detect import COMPUTED_OTHERWISE
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
@@ -57,6 +65,12 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             theirs = case.outputs(model, pixels)
         assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+    # What LLaVA and its like read: the layer before the last, as the library counts them.
+    layer = theirs.blocks[-2]
+    kept = load(tmp_path, dtype="float64").features(pixels, layers=[-2]).layers[-2]
+    patches = kept.patches.flatten(1, 2)
+    assert_close(Outputs(tokens=layer[:, -patches.shape[1] :]), Outputs(tokens=patches), 1e-5)
+    assert kept.cls is None or torch.allclose(kept.cls, layer[:, 0], rtol=1e-5, atol=1e-5)
 
 
 # In memory TIPS v2 has DINOv2's names and RADIO its own; the tables have those of the files.
@@ -352,6 +366,40 @@ def test_what_of_beit_is_computed_otherwise_is_refused(
     T.BeitModel(T.BeitConfig(**(SMALL | settings))).save_pretrained(tmp_path)
     with pytest.raises(VitcliError, match=told):
         load_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: T.SamVisionModel(T.SamVisionConfig(**SMALL)), "sam_vision_model.*zeros"),
+        (
+            lambda: T.VJEPA2Model(
+                T.VJEPA2Config(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+            ),
+            "vjepa2.*frame, row and column",
+        ),
+    ],
+    ids=["sam", "vjepa2"],
+)
+def test_a_tower_that_is_computed_otherwise_is_refused_by_what_it_is(
+    make: Callable[[], Any], told: str, tmp_path: Path
+) -> None:
+    make().save_pretrained(tmp_path)
+    with pytest.raises(VitcliError, match=told) as refused:
+        load_weights(str(tmp_path))
+    assert "--engine reference" in refused.value.hint
+
+
+@pytest.mark.parametrize("kind", ["gemma4_vision", "minicpmv4_6_vision"])
+def test_towers_of_whole_models_are_refused_by_what_they_are(kind: str, tmp_path: Path) -> None:
+    config = {"model_type": kind.removesuffix("_vision"), "vision_config": {"model_type": kind}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(
+        {"model.vision_tower.layers.0.norm.weight": torch.ones(2)}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(VitcliError, match=COMPUTED_OTHERWISE[kind]) as refused:
+        load_weights(str(tmp_path))
+    assert "--engine reference" in refused.value.hint
 
 
 MISTAKES: dict[str, list[tuple[str, Any]]] = {

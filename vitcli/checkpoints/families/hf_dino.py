@@ -21,9 +21,9 @@ from vitcli.checkpoints.family import (
     Configs,
     Family,
     From,
+    FromTensor,
     Preprocessing,
     Renames,
-    Tell,
     To,
     Variant,
     conv_from_flat,
@@ -345,8 +345,8 @@ RADIO = Family(
     },
     any_prefix_rows=True,
     needs=("heads", "norm_eps", "activation", "pooling"),
-    tells={
-        f"_norm_{what}": Tell(
+    from_tensors={
+        f"_norm_{what}": FromTensor(
             f"input_conditioner.norm_{what}", lambda t: _rounded(t.read().flatten())
         )
         for what in ("mean", "std")
