@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import BASE_POOLED, SMALL
+from tests.checkpoints.parity.vlms import WHOLE
 from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import add_to_encoder, are_of_encoder, read_peft, write_peft
 from vitcli.config.load import ModelRequest
@@ -75,6 +76,33 @@ def test_adapters_of_a_library_model(
             weights=str(tmp_path / "vit"), adapter=str(path), dtype="float64", device="cpu"
         )
         assert_close(theirs, ours(load_model(request).encoder, pixels), EXACT)
+
+
+def test_of_a_vlms_adapters_those_of_its_tower_are_read(tmp_path: Path) -> None:
+    case = WHOLE["llava"]
+    model = randomized(case.make())
+    model.save_pretrained(tmp_path / "llava")
+    ends = ("mlp.up_proj", "self_attn.q_proj")
+    language = [n for n, _ in model.named_modules() if "language_model" in n and n.endswith(ends)]
+    tower = [f"{case.tower}.encoder.layers.{i}.self_attn.q_proj" for i in (0, 1)]
+    tower = [name for name, _ in model.named_modules() if name in tower]
+    assert len(language) == len(tower) == 2
+    shapes = {name: model.get_submodule(name).weight.shape for name in (*language, *tower)}
+    folder = adapter(tmp_path / "lora", shapes)
+    merged(model, folder, {name: name for name in tower}, 3.0)
+    pixels = images(32, 32)
+    with torch.no_grad():
+        theirs = case.run(model.get_submodule(case.tower), pixels)
+    request = ModelRequest(
+        weights=str(tmp_path / "llava"), adapter=str(folder), dtype="float64", device="cpu"
+    )
+    loaded = load_model(request)
+    assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+    assert loaded.report is not None
+    assert "2 adapters of the language model, not read" in loaded.report.notes
+    adapter(tmp_path / "lora", {name: shapes[name] for name in language})
+    with pytest.raises(VitcliError, match="none of the vision tower"):
+        load_model(request)
 
 
 def test_adapters_in_the_names_of_our_own_encoder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from vitcli.checkpoints.detect import Tower, spell
+from vitcli.checkpoints.detect import LANGUAGE, Tower, spell
 from vitcli.checkpoints.readers import read_json, read_tensors
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
 from vitcli.errors import VitcliError
@@ -106,15 +106,20 @@ def adapted(
 ) -> Tensors:
     """The checkpoint's tensors, those that are adapted with the adapters added when read.
 
+    Adapters of a language model beside the tower change nothing of it: they are counted.
+
     Raises:
-        VitcliError: an adapter for a tensor that the tower lacks, or of another shape.
+        VitcliError: an adapter for a tensor that the tower lacks, or of another shape; none for it.
     """
     changed = Tensors(tensors)
     changed.wrapper, changed.copied = tensors.wrapper, tensors.copied
     changed.missing = tensors.missing
+    used = 0
     for module, adapter in adapters.items():
         name = _adapted_name(module, tower, spelled)
         base = tensors[name] if name else None
+        if base is None and set(module.split(".")) & set(LANGUAGE):
+            continue
         if base is None or base.shape != (adapter.up.shape[0], adapter.down.shape[1]):
             shape = "none" if base is None else "x".join(map(str, base.shape))
             raise VitcliError(
@@ -127,11 +132,20 @@ def adapted(
             return adapter.added_to(base.read())
 
         changed[name or ""] = replace(base, read=read)
+        used += 1
+    if not used:
+        raise VitcliError(
+            f"{len(adapters)} adapters are of a language model, none of the vision tower",
+            "leave out --adapter: the tower is as it was",
+        )
+    if used < len(adapters):
+        changed.adapted = f"{len(adapters) - used} adapters of the language model, not read"
     return changed
 
 
 def _adapted_name(module: str, tower: Tower, spelled: Mapping[str, str]) -> str | None:
-    for inner in ("", *tower.family.prefixes):
+    # In memory transformers 5 has a `model.` that its files do not have.
+    for inner in ("", *tower.family.prefixes, "model."):
         name = f"{module}.weight".removeprefix(inner)
         for full in (name, tower.prefix + name):
             short = spell(full, tower.prefix, tower.outer, tower.family)

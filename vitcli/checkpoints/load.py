@@ -329,8 +329,7 @@ def _notes(match: Match, tower: Tower, checkpoint: Checkpoint) -> tuple[str, ...
     config = checkpoint.configs.get("config.json", {})
     kind = tower_config(config)[1]
     notes = [f"vision tower under {tower.prefix}"] if tower.outer else []
-    if checkpoint.tensors.copied:
-        notes.append(checkpoint.tensors.copied)
+    notes += [note for note in (checkpoint.tensors.copied, checkpoint.tensors.adapted) if note]
     if remark := tower.family.remarks.get(kind or ""):
         notes.append(remark)
     layers = config.get("vision_feature_layer")

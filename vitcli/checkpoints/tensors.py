@@ -53,6 +53,8 @@ class Tensors(dict[str, LazyTensor]):
     """The key that the state dict was under in its file, None where there was none."""
     copied: str = ""
     """Which copy of the weights was read, where the file has an averaged one besides."""
+    adapted: str = ""
+    """What of some adapters was not read."""
     missing: Mapping[str, Path]
     """Names that an index lists in shards that are not here, to those shards."""
 
