@@ -36,7 +36,7 @@ FIGURES = {
     "ffn-steps": ("--metric", "val_loss", "--plot-kind", "bars"),
     "lora-rank": ("--metric", "accuracy", "--where", "lr!=1e-9", "--group", "lora_rank,lr",
                   "--plot-kind", "bars"),
-    "position": ("--metric", "accuracy", "--where", "lr=1e-3", "--group", "patch_size,position"),
+    "position": ("--metric", "accuracy"),
 }  # fmt: skip
 """How a sweep is drawn where its shape alone does not say it best."""
 COMPARED: dict[str, tuple[str, ...]] = {
@@ -240,7 +240,9 @@ def tuned(report: Mapping[str, Any], wanted: Callable[[Arm, Arm], bool]) -> list
     learned = learned_of(report)
     rates = sorted({rate for values in arms.values() for rate in values if rate > CONTROL_RATE})
     keys = [short(key) for key, _ in next(iter(arms))]
-    rows = [[*keys, *(f"{rate:g}" for rate in rates), "at its own best rate", "best rate", "n"]]
+    best_of = len(rates) > 1
+    rows = [[*keys, *(f"{rate:g}" for rate in rates),
+             *(("at its own best rate", "best rate") if best_of else ()), "n"]]  # fmt: skip
     at_best = {}
     for arm, values in arms.items():
         at_best[arm], chosen = at_best_rate(values)
@@ -249,9 +251,10 @@ def tuned(report: Mapping[str, Any], wanted: Callable[[Arm, Arm], bool]) -> list
                          for rate, n in counts)  # fmt: skip
         cells = [mean_and_spread(values[rate]) + learned.get((arm, rate), "")
                  if rate in values else "" for rate in rates]  # fmt: skip
-        rows.append([*(number(value) for _, value in arm), *cells,
-                     mean_and_spread({b: [v] for b, v in at_best[arm].items()}),
-                     "" if counts[0][0] < CONTROL_RATE else best, str(len(chosen))])  # fmt: skip
+        if best_of:
+            cells += [mean_and_spread({b: [v] for b, v in at_best[arm].items()}),
+                      "" if counts[0][0] < CONTROL_RATE else best]  # fmt: skip
+        rows.append([*(number(value) for _, value in arm), *cells, str(len(chosen))])
     pairs = [(a, b) for a, b in itertools.combinations(arms, 2) if wanted(a, b) or wanted(b, a)]
     found = [paired(at_best[a], at_best[b]) for a, b in pairs]
     adjusted = holm([p for *_, p in found])
@@ -260,16 +263,21 @@ def tuned(report: Mapping[str, Any], wanted: Callable[[Arm, Arm], bool]) -> list
         differences.append([words(dict(a), False), words(dict(b), False),
                             *interval(difference, low, high), probability(p),
                             str(len(at_best[a].keys() & at_best[b].keys()))])  # fmt: skip
+    where = " at the arms' own best rates" if best_of else ""
     block = "base" if any("weights" in trial["params"] for trial in report["trials"]) else "seed"
     return [
         "Accuracy by arm and rate, mean ± sample standard deviation over all trials"
         + (", and how many learned" if learned else "")
-        + f". The best rate of an arm is chosen, for each {block}, on the other {block}s:",
+        + (
+            f". The best rate of an arm is chosen, for each {block}, on the other {block}s:"
+            if best_of
+            else ":"
+        ),
         "",
         *markdown(rows),
         "",
-        f"Differences at the arms' own best rates, paired by {block}, with Student's 95% interval "
-        "and Holm's p over this table:",
+        f"Differences{where}, paired by {block}, with "
+        "Student's 95% interval and Holm's p over this table:",
         "",
         *markdown(differences),
         "",
