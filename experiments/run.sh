@@ -26,6 +26,16 @@ for name in "${sweeps[@]}"; do
                 --out "runs/easy-shapes-$seed" --resume
         done
     fi
+    if [ "$name" = distillation ] && [ ! -f runs/fashion-cnn/result.json ]; then
+        $vitcli train /usr/share/datasets/fashion-mnist --config experiments/models/cnn.yaml \
+            --set encoder.image_size=28 --set preprocess.resize_size=28 \
+            --set 'preprocess.mean=[0.286, 0.286, 0.286]' \
+            --set 'preprocess.std=[0.353, 0.353, 0.353]' \
+            --set data.crop_scale=null --set data.train_limit=5000 --set data.erase=0 \
+            --epochs 10 --batch 128 --lr 2e-3 --warmup 0.05 --set train.weight_decay=0.05 \
+            --set train.label_smoothing=0.05 --set train.mixup=0 --set train.cutmix=0 \
+            --set train.validate_every=1000 --out runs/fashion-cnn --resume
+    fi
     $vitcli sweep "$name" --out "runs/$name" || failed=1
 done
 "${PYTHON:-python3}" experiments/report.py

@@ -12,6 +12,7 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
+import vitcli
 from tests.commands.probe.sources import SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
 from vitcli.commands.probe.analysis import Trial, agreement
@@ -215,3 +216,56 @@ def test_the_best_encoders_vectors_are_shown_in_two_dimensions(tmp_path: Path) -
     dark, light = sorted(first.values(), key=max)
     assert max(dark) < min(light)  # brightness is most of the variance
     assert ">light" in (tmp_path / "x.svg").read_text()
+
+
+def test_each_pooling_of_an_encoder_is_ranked_on_its_own(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 6)
+    call = (tmp_path / "in", *SMALL, "--preset", "vit-ti16", "--workers", "1")
+    said = answer(*call, "--pool", "cls,mean", "--out", tmp_path / "out")
+    assert {one["name"] for one in said["ranked"]} == {"vit-ti16, cls", "vit-ti16, mean"}
+    for one in said["ranked"]:
+        pooling = one["name"].split(", ")[1]
+        alone = answer(*call, "--pool", pooling, "--out", tmp_path / pooling)
+        assert alone["scores"] == one["scores"]
+
+
+def test_six_encoders_on_a_folder_with_known_answers_killed_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brightness gives the class away: every encoder is right; what was encoded is not again."""
+    pytest.importorskip("timm")
+    from vitcli.commands.probe import analysis
+
+    write_pictures(tmp_path / "in", {"dark": 20, "middle": 110, "light": 200}, 6)
+    names = ("test_vit", "test_resnet", "test_efficientnet", "test_mambaout")
+    models = [vitcli.load(f"timm:{name}", image_size=64) for name in names]
+    models += [
+        vitcli.load("vit-ti16", set={"encoder.depth": 1, "encoder.pooling": pooling}, image_size=32)
+        for pooling in ("cls", "mean")
+    ]
+    encode, done = analysis._embed, []
+
+    def killed(model: vitcli.Model, *others: Any) -> None:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        encode(model, *others)
+        done.append(model.name)
+
+    asked: dict[str, Any] = {"folds": 3, "seeds": 1, "k": 3, "out": tmp_path / "out", "workers": 1}
+    monkeypatch.setattr(analysis, "_embed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        vitcli.probe(tmp_path / "in", models, **asked)
+    parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")}
+    assert len({path.parent for path in parts}) == 3
+    monkeypatch.setattr(analysis, "_embed", encode)
+    found = vitcli.probe(tmp_path / "in", models, **asked)
+    assert {path: path.stat().st_mtime_ns for path in parts} == parts
+    whole = vitcli.probe(tmp_path / "in", models, **(asked | {"out": tmp_path / "whole"}))
+    scores = [
+        {(one.model, one.weights, one.width, one.scores) for one in result.ranked}
+        for result in (found, whole)
+    ]
+    assert len(found.ranked) == 6 and scores[0] == scores[1]
+    best = found.ranked[0]
+    assert best.scores[-1].accuracy == 1 and best.difference is None
+    assert all(one.difference is not None and one.cost is not None for one in found.ranked[1:])

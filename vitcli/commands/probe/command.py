@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ from vitcli.ui.options import (
     load_all,
     model_option,
 )
+
+if TYPE_CHECKING:
+    from vitcli.model import Model
 
 
 @grouped
@@ -154,13 +158,14 @@ def probe(
     with identical vectors stay on one side of every split. Under cross-validation the 95% interval
     is the corrected resampled one (Nadeau and Bengio 2003). Several encoders (repeat --weights and
     --preset) are compared on the same images: one is called best only if a paired test is
-    significant.
+    significant. --pool cls,mean compares the poolings of each encoder too.
 
     \b
     Examples:
       vitcli probe vectors/
       vitcli probe photos/ --weights facebook/dinov2-small
       vitcli probe photos/ --weights A --weights timm:B --preset timm:resnet50 --plot tower.png
+      vitcli probe photos/ --weights A --pool cls,mean
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
     from vitcli.commands.embed.job import MANIFEST
@@ -194,7 +199,8 @@ def probe(
         raise VitcliError(
             f"{folder}: the folder is missing", "name a folder of images or of vectors"
         )
-    requests = [] if encoded else models.to_requests()
+    pools = (models.pool or "").split(",")
+    requests = [] if encoded else _requests(models, pools)
     if adapter and len(requests) > 1:
         raise VitcliError(
             f"--adapter: is for one encoder (got {len(requests)})", "leave out the other encoders"
@@ -209,6 +215,8 @@ def probe(
 
         evaluate.sklearn()
     loaded = load_all(requests, by_library=True)
+    if len(pools) > 1:  # one encoder is several: each is named by its pooling
+        loaded = [_named(one, f"{one.name}, {one.config.encoder.pooling}") for one in loaded]
     with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
         result = analysis.probe(
             folder,
@@ -245,6 +253,17 @@ def probe(
         else:
             draw(lambda: view.confusion_figure(result), plot.at(confusion))
     finish(result, output.form)
+
+
+def _requests(models: EncodersOptions, pools: Sequence[str]) -> list[ModelRequest]:
+    """Each encoder, with each pooling where several are named (`--pool cls,mean`)."""
+    variants = [dataclasses.replace(models, pool=pool or None).to_requests() for pool in pools]
+    return [request for same in zip(*variants, strict=True) for request in same]
+
+
+def _named(model: Model, name: str) -> Model:
+    config = model.config.model_copy(update={"name": name})
+    return dataclasses.replace(model, config=config)
 
 
 def _engine(request: ModelRequest, engine: str | None) -> str | None:

@@ -43,7 +43,7 @@ from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
 from vitcli.measures import largest_difference
 from vitcli.model import Model, Pictures, as_model, model_info, picture_list
-from vitcli.nn.attention import ATTENDS, ExplicitAttention
+from vitcli.nn.attention import ATTENDS, ChannelAttention, ExplicitAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 from vitcli.results import QUIET, Progress
 
@@ -279,11 +279,20 @@ def fit_words(fit: Fit) -> str:
 
 
 def attend(encoder: VisionEncoder, kind: str | None) -> None:
-    """Set the attention implementation of every block, dropout kept; None changes nothing."""
+    """Set the attention implementation of every block, dropout kept; None changes nothing.
+
+    Raises:
+        VitcliError: attention over channels, which has one implementation.
+    """
     if kind is None:
         return
     for attention in attentions(encoder):
         old = attention.attend
+        if isinstance(old, ChannelAttention):
+            raise VitcliError(
+                f"--attention {kind}: attention over channels has one implementation",
+                "leave out --attention",
+            )
         rate = old.dropout.p if isinstance(old, ExplicitAttention) else old.dropout
         assert isinstance(rate, float)
         attention.attend = ATTENDS[kind](rate).train(encoder.training)
