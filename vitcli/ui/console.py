@@ -430,6 +430,11 @@ def _latex_text(text: str) -> str:
 
 
 def complete(words: Iterable[str]) -> Callable[[str], Iterator[str]]:
-    """What a shell completes an option's value with."""
+    """What a shell completes an option's value with, or the last of several with commas."""
     known = tuple(words)
-    return lambda incomplete: (word for word in known if word.startswith(incomplete))
+
+    def completed(incomplete: str) -> Iterator[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return (before + comma + word for word in known if word.startswith(last))
+
+    return completed

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,14 +19,17 @@ import typer
 
 from vitcli.config import yaml
 from vitcli.config.load import (
+    DEFAULT_PRESET,
+    DTYPES,
     REFERENCE,
     ModelRequest,
     Setting,
     config_yaml,
+    load_config,
     parse_setting,
     preset_names,
 )
-from vitcli.config.schema import FitKind, NormPlacement, PoolingKind, PositionKind
+from vitcli.config.schema import FitKind, ModelConfig, NormPlacement, PoolingKind, PositionKind
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
@@ -105,21 +109,45 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
-COMPLETIONS: dict[str, Callable[[str], Any]] = {
+def _layers(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """Layers of the preset that the line names: the last, then by number."""
+    named = ctx.params.get("preset") or DEFAULT_PRESET
+    preset = named if isinstance(named, str) else named[0]
+    depth = load_config(ModelConfig, preset).encoder.depth if preset in preset_names() else 0
+    words = ["-1", *map(str, range(depth + 1))]
+    return complete(["all", *words] if ctx.command.name == "probe" else words)(incomplete)
+
+
+COMPLETIONS: dict[str, Callable[..., Any]] = {
     "--preset": _presets,
     "--norm": complete(get_args(NormPlacement)),
     "--position": complete(get_args(PositionKind)),
     "--pool": complete(get_args(PoolingKind)),
     "--fit": complete(get_args(FitKind)),
     "--device": complete(("auto", "cpu", "cuda", "mps")),
-    "--dtype": complete(("float32", "bfloat16", "float16", "float64")),
+    "--dtype": complete(DTYPES),
+    "--vector-dtype": complete(("float32", "float16")),
+    "--engine": complete([*ENGINES, AUTO]),
+    "--layers": _layers,
+    "--layer": _layers,
+    "--tokens": complete(("pooled", "output", "cls", "dist", "register", "patch")),
+    "--width": complete(("column", "page")),
 }
-"""What a shell completes the value of an option with; files are completed where a path is asked."""
+"""What a shell completes the value of an option with; without any it completes files."""
+
+
+def _completed(hint: Any) -> None:
+    """Give an annotated option its completion: by its name, else the words of its metavar."""
+    for info in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+        if isinstance(info, typer.models.OptionInfo) and info.autocompletion is None:
+            words = [w for w in (info.metavar or "").split("|") if re.fullmatch("[a-z_0-9]+", w)]
+            names = (info.default, *(info.param_decls or ()))  # typer holds the first as default
+            named = (COMPLETIONS[name] for name in names if name in COMPLETIONS)
+            info.autocompletion = next(named, complete(words) if len(words) > 1 else None)
 
 
 def model_option(*names: str, **how: Any) -> Any:
     """A typer option in the help's panel about the model."""
-    how.setdefault("autocompletion", COMPLETIONS.get(names[0]))
     return typer.Option(*names, rich_help_panel="Model", **how)
 
 
@@ -360,6 +388,8 @@ def grouped(function: Function) -> Function:
         }
         return function(**values, **built)
 
+    for parameter in parameters:
+        _completed(parameter.annotation)
     flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in flat}
@@ -372,7 +402,6 @@ ProjectionOption = Annotated[
         "--projection",
         metavar="pca|umap",
         help="How vectors are shown in two dimensions: principal components, or UMAP (extra umap).",
-        autocompletion=complete(("pca", "umap")),
     ),
 ]
 EngineOption = Annotated[

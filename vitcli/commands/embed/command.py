@@ -75,7 +75,11 @@ def embed(
     ] = None,
     format: Annotated[
         str,
-        _vectors("--format", metavar="KIND", help="parquet, npy (+ csv) or safetensors."),
+        _vectors(
+            "--format",
+            metavar="parquet|npy|safetensors",
+            help="Files of the vectors; npy has a csv of names beside it.",
+        ),
     ] = Defaults.format,
     vector_dtype: Annotated[
         str, _vectors("--vector-dtype", metavar="TYPE", help="float32 or float16.")
