@@ -142,7 +142,7 @@ def _completed(hint: Any) -> None:
         if isinstance(info, typer.models.OptionInfo) and info.autocompletion is None:
             words = [w for w in (info.metavar or "").split("|") if re.fullmatch("[a-z_0-9]+", w)]
             names = (info.default, *(info.param_decls or ()))  # typer holds the first as default
-            named = (COMPLETIONS[name] for name in names if name in COMPLETIONS)
+            named = (COMPLETIONS[n] for n in names if isinstance(n, str) and n in COMPLETIONS)
             info.autocompletion = next(named, complete(words) if len(words) > 1 else None)
 
 
