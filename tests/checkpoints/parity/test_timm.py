@@ -272,10 +272,16 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             expected["rope_temperature"] = theirs.get("rope_temperature", 10000.0)
             half = theirs.get("rope_rotate_half", False)
             expected["rope_layout"] = "half" if half else "interleaved"
+        if expected.get("rope_type") == "cat" and theirs.get("ref_feat_shape") is None:
+            assert theirs["attn_type"] == "rope", name
+            expected |= {"rope_type": "index", "rope_grid_indexing": theirs["rope_grid_indexing"]}
         if expected.get("rope_type") == "cat":
             expected["ref_feat_shape"] = theirs["ref_feat_shape"]
         assert mine == expected, name
-        assert not {"attn_type", "qk_norm", "rope_grid_indexing", "use_post_norm"} & set(theirs)
+        others = {"qk_norm", "use_post_norm"}
+        if expected.get("rope_type") != "index":
+            others |= {"attn_type", "rope_grid_indexing"}
+        assert not others & set(theirs)
 
 
 def test_the_table_of_perception_encoders_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,8 @@ def flattened(
             for k, v in config.items()
             if k not in ("pretrained_cfg", "model_args", "global_pool")
         }
+        if arguments.get("ref_feat_shape") and architectures[name].get("rope_type") == "index":
+            raise ValueError(f"architecture {name!r} with ref_feat_shape")
         given = {_REPLACES.get(key, key) for key in arguments}
         found = {k: v for k, v in architectures[name].items() if k not in given}
         flat |= {f"architecture.{key}": value for key, value in found.items()}
@@ -329,7 +331,7 @@ ORIGINAL = Family(
 )
 
 # Eva: DINOv3, the ViTs with RoPE in place of a table, and EVA
-ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference"}
+ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference", "index": "index"}
 SHARED_SETTINGS = {
     **SETTINGS,
     "num_reg_tokens": To("registers"),
@@ -429,6 +431,8 @@ ROPE = Family(
         **SHARED_SETTINGS,
         **UNSUPPORTED,
         **ROPE_SETTINGS,
+        "attn_type": only("eva", "rope"),
+        "architecture.rope_grid_indexing": To("rope.first_axis", {"xy": "columns"}),
         "architecture.use_abs_pos_emb": only(False),
         "use_abs_pos_emb": only(False),
         "architecture.use_rot_pos_emb": only(True),

@@ -226,6 +226,16 @@ _REFERENCE_ROPE = {
     "rope_layout": "interleaved",
     "ref_feat_shape": (16, 16),
 }
+_AXIAL = {
+    **_TURNED,
+    "class_token": True,
+    "norm_eps": 1e-6,
+    "global_pool": "token",
+    "rope_type": "index",  # timm's cat without a reference grid
+    "rope_temperature": 100.0,
+    "rope_layout": "interleaved",
+    "rope_grid_indexing": "xy",
+}
 _EVA02 = {**_REFERENCE_ROPE, **_BOTH, "class_token": True}
 _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     (
@@ -256,6 +266,14 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
         {
             8: "vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256",
             12: "vit_base_patch16_rope_reg1_gap_256",
+        },
+    ),
+    (
+        _AXIAL,
+        {
+            6: "vit_small_patch16_rope_224",
+            12: "vit_base_patch16_rope_224",
+            16: "vit_large_patch16_rope_224",
         },
     ),
     ({**_REFERENCE_ROPE, "reg_tokens": 4}, {10: "vit_betwixt_patch16_rope_reg4_gap_256"}),
