@@ -111,6 +111,12 @@ CASES: dict[str, Case] = _by_name(
     _rope("vit_base_patch16_rope_reg1_gap_256", dynamic_img_size=True),
     _rope("vit_large_patch16_lingbot"),
     _rope("vit_base_patch16_rope_224", dynamic_img_size=True),
+    Case(
+        "timm-eva-rope-table",
+        "vit_base_patch16_rope_ape_224",
+        {"dynamic_img_size": True},
+        FLOAT32_PARTS,
+    ),
     _pe("vit_pe_core_base_patch16_224"),
     _pe("vit_pe_core_gigantic_patch14_448", mlp_ratio=3, attn_pool_mlp_ratio=2, num_classes=0),
     _pe("vit_pe_lang_large_patch14_448", num_classes=0),

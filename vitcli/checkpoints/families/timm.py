@@ -445,6 +445,21 @@ ROPE = Family(
     flatten=flattened(EVAS),
     variants=EVA_VARIANTS,
 )
+# The same with a table besides; its names are DeiT III's too, so that one comes first.
+ROPE_TABLE = replace(
+    ROPE,
+    name="timm-eva-rope-table",
+    signature=(*ROPE.signature, "pos_embed"),
+    absent=("rope.freqs", "norm_pre.weight", BLOCK + "attn.q_bias"),
+    settings={
+        **ROPE.settings,
+        "architecture.use_abs_pos_emb": only(True),
+        "use_abs_pos_emb": only(True),
+    },
+    decides={**ROPE.decides, **RESIZE, "position": "learned+rope2d"},
+    unproven=("position",),
+    any_prefix_rows=True,
+)
 # EVA, and the small ones of EVA-02, whose table has RoPE besides: the names are the same.
 EVA = Family(
     name="timm-eva",
@@ -495,4 +510,4 @@ EVA02 = replace(
         "vit.blocks.{i}.attention.norm": BLOCK + "attn.norm",
     },
 )
-FAMILIES = (ROPE, EVA, EVA02, ORIGINAL, VIT)
+FAMILIES = (ROPE, EVA, EVA02, ORIGINAL, VIT, ROPE_TABLE)

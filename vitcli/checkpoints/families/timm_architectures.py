@@ -276,6 +276,14 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
             16: "vit_large_patch16_rope_224",
         },
     ),
+    (
+        {**_AXIAL, "use_abs_pos_emb": True},
+        {
+            6: "vit_small_patch16_rope_ape_224",
+            12: "vit_base_patch16_rope_ape_224",
+            16: "vit_large_patch16_rope_ape_224",
+        },
+    ),
     ({**_REFERENCE_ROPE, "reg_tokens": 4}, {10: "vit_betwixt_patch16_rope_reg4_gap_256"}),
     (
         {**_TABLE, "norm_eps": 1e-6, "global_pool": "avg"},
