@@ -415,6 +415,13 @@ def gated_activation(found: Mapping[str, Any]) -> str:
     return "silu" if found["mlp"] == "gated" else "gelu"
 
 
+def _unscaled(told: Mapping[str, Any]) -> tuple[int, int]:
+    """Coordinates that are scaled to a grid need one that is said; others read none."""
+    if told["rope.coordinates"] == "reference":
+        raise KeyError("rope.reference_grid")
+    return 16, 16
+
+
 ROPE = Family(
     name="timm-eva-rope",
     library=LIBRARY,
@@ -439,8 +446,16 @@ ROPE = Family(
         "use_rot_pos_emb": only(True),
     },
     ignored=EVA_IGNORED,
-    decides={"position": "rope2d", "activation": gated_activation, "patch_bias": patch_bias},
-    needs=("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
+    decides={
+        "position": "rope2d",
+        "activation": gated_activation,
+        "patch_bias": patch_bias,
+        "rope.reference_grid": _unscaled,
+    },
+    needs=(
+        *("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
+        "rope.reference_grid",
+    ),
     packed_gate=True,
     flatten=flattened(EVAS),
     variants=EVA_VARIANTS,
