@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,6 +54,22 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
         arguments.remove("--json")
         result = CliRunner().invoke(app, [*arguments, "--print-config"])
         assert result.exit_code == 0, f"{arguments}: {result.output}"
+
+
+def test_the_bases_of_lora_rank_are_made_by_the_command_in_its_file() -> None:
+    """The weights that the sweep names are where the command writes them, and run.sh agrees."""
+    text = (SHIPPED / "lora-rank.yaml").read_text()
+    (loop,) = re.findall(r"^#   for seed in (.*?)^#   done", text, re.DOTALL | re.MULTILINE)
+    seeds, _, command = re.sub(r"^#|\\\n#", "", loop, flags=re.MULTILINE).partition("; do")
+    _, *words = shlex.split(command)
+    out = words.pop()
+    made = [out.replace("$seed", seed) for seed in seeds.split()]
+    assert made == load_sweep(SHIPPED / "lora-rank.yaml", COMMANDS).grid["weights"]
+    words = [word.replace("$seed", "100") for word in words[:-1]]
+    result = CliRunner().invoke(app, [*words, "--print-config"])
+    assert result.exit_code == 0, result.output
+    script = shlex.split((ROOT / "experiments" / "run.sh").read_text().replace("\\\n", " "))
+    assert {word.replace("100", "$seed") for word in words} <= set(script)
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
