@@ -34,6 +34,7 @@ PREFERRED = ("teacher", "image_tower", "model_ema")
 _WINDOWS = "positions relative to the query's values, windows filled up with zeros"
 _BETWEEN = "a merger between its blocks"
 COMPUTED_OTHERWISE = {
+    "sam": _WINDOWS,  # old configs do not name the tower's own kind
     "sam_vision_model": _WINDOWS,
     "sam_hq_vision_model": _WINDOWS,
     "gemma4_vision": "four norms in a block, a norm of values, attention without a scale",
