@@ -93,6 +93,14 @@ def test_operations_are_those_of_params(changes):
     assert result.runs[0].ops == ()
 
 
+def test_attention_over_channels_has_one_implementation() -> None:
+    encoder = build_encoder(EncoderConfig(**TINY, attention={"over": "channels"}))
+    attend(encoder, None)
+    for kind in ("fused", "explicit"):
+        with pytest.raises(VitcliError, match="one implementation"):
+            attend(encoder, kind)
+
+
 def test_explicit_attention_gives_the_same_tokens(tiny, images):
     model = tiny_model()
     before = model.encoder(images.float()).tokens
