@@ -273,7 +273,6 @@ def test_one_bad_file_does_not_stop_the_others(photo: Path, tmp_path: Path) -> N
     answer = json.loads(result.stdout)
     assert [image["path"] for image in answer["images"]] == [str(photo)]
     assert "weights are random" in result.stderr
-    assert "weights are random" not in run(bad, code=1).stderr, "no numbers, so no word about them"
     assert [image["path"] for image in answer["failed"]] == [
         str(bad),
         str(tmp_path / "missing.png"),
@@ -424,7 +423,7 @@ def test_ctrl_c_is_one_line_and_130() -> None:
     program = (
         "import os, signal, sys\n"
         "from vitcli.__main__ import main\n"
-        "from vitcli.nn.block import Block\n"
+        "from vitcli.nn.encoder import Block\n"
         "Block.forward = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "main()\n"
     )
@@ -432,7 +431,8 @@ def test_ctrl_c_is_one_line_and_130() -> None:
         [sys.executable, "-c", program, "encode", *SMALL], capture_output=True, text=True
     )
     assert done.returncode == 130, done.stderr
-    assert done.stderr.strip() == "error: interrupted" and done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "error: interrupted" and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 2  # the note on random weights before it
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -454,7 +454,7 @@ def test_a_closed_pipe_is_quiet(photo: Path, form: list[str]) -> None:
 def test_a_closed_stdout_is_one_line() -> None:
     command = f"{sys.executable} -m vitcli presets >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "error: there is no stdout to answer on\n"
+    assert done.returncode == 1 and done.stderr == "error: stdout is closed\n"
 
 
 def test_a_closed_stderr_leaves_the_answer() -> None:
