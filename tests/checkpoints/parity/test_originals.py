@@ -77,6 +77,14 @@ def test_dinov2(wrapper: str | None, tmp_path: Path) -> None:
     compare(loaded, case, model, originals.offset_bicubic, FLOAT32_PARTS)
 
 
+def test_dinov2_names_with_one_register_are_asked_about(tmp_path: Path) -> None:
+    """TIPS v2's largest file has them too, and interpolates its table by another rule."""
+    case = Case("dinov2", "vit_giant_patch14_reg1_tipsv2", {"num_classes": 0, "mlp_ratio": 4})
+    torch.save(originals.dinov2(randomized(case.make())), tmp_path / "bare.pth")
+    with pytest.raises(VitcliError, match=r"position_table\.resize"):
+        load(tmp_path / "bare.pth", HEADS)
+
+
 @pytest.mark.parametrize(
     ("architecture", "more"),
     [("vit_base_patch14_reg4_dinov2", {}), ("vit_giant_patch14_reg4_dinov2", {"mlp_ratio": 4})],

@@ -25,6 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     *hf_towers.FAMILIES,
     *open_clip.FAMILIES,
     *originals.FAMILIES,
+    hf_dino.TIPS_V2,  # after DINOv2's authors, whose names it shares where there is no config
     *perception.FAMILIES,
     *timm.FAMILIES,
 )

@@ -40,19 +40,25 @@ TOKENS: Renames = {
 }
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "ls1.gamma")
 
+
+def _dinov2_resize(found: Mapping[str, Any]) -> str:
+    """By the registers: DINOv2 has none or four. TIPS v2 has its names, one, and another rule."""
+    return {0: "bicubic_offset", 4: "bicubic_antialias"}[found.get("_registers", 0)]
+
+
 DINOV2 = Family(
     name="dinov2",
     library="facebookresearch dinov2",
     preprocess=processor(None),
     verified="tiny random models of timm under the original's keys; once beside the original",
     signature=(*SIGNATURE, "mask_token", "pos_embed"),
-    absent=("decoder_embed.weight",),
+    absent=("decoder_embed.weight", BLOCK + "mlp.c_fc.weight"),
     aliases=ALIASES,
     renames={**TOKENS, "front_end.position.table": rows("pos_embed")},
     drops=DROPS,
     decides={
         "position": "learned",
-        "position_table.resize": "bicubic_offset",
+        "position_table.resize": _dinov2_resize,
         "position_table.resize_dtype": "float32",
         "norm_eps": 1e-6,
         "activation": "gelu",
@@ -60,7 +66,8 @@ DINOV2 = Family(
         "head": "none",
         "head_out": None,
     },
-    needs=("heads",),
+    needs=("heads", "position_table.resize"),
+    from_tensors={"_registers": FromTensor("register_tokens", lambda t: t.shape[1])},
     variants=(
         # The first half of w12 is the gate.
         Variant(
@@ -73,7 +80,6 @@ DINOV2 = Family(
         ),
         Variant(
             when=("register_tokens",),
-            settings={"position_table.resize": "bicubic_antialias"},
             renames={"front_end.prefix.registers": rows("register_tokens")},
         ),
     ),
