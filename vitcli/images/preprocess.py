@@ -123,9 +123,7 @@ def levels(
     resampling = _FILTERS[config.filter]
     try:
         if config.resize_dtype == "uint8":
-            around = tuple(min(max(round(255 * value), 0), 255) for value in config.mean)
-            fill: Any = around if config.fit else 0
-            return np.asarray(_transform(image, steps, resampling, fill))
+            return np.asarray(_transform(image, steps, resampling, margin_color(config)))
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
         channels = (
             _transform(c.convert("F"), steps, resampling, 255 * value if config.fit else 0)
@@ -135,6 +133,12 @@ def levels(
         return np.asarray(unit, dtype=np.float32)
     except MemoryError as error:
         raise ImageError("out_of_memory", f"{label}: no memory left to resize it") from error
+
+
+def margin_color(config: PreprocessConfig) -> tuple[int, int, int]:
+    """What is around an image that does not fill its crop: the mean with `fit`, else black."""
+    red, green, blue = (min(max(round(255 * value), 0), 255) for value in config.mean)
+    return (red, green, blue) if config.fit else (0, 0, 0)
 
 
 def normalize(
@@ -165,7 +169,7 @@ def _transform(
         image = image.resize((width, height), resampling, box=steps.part)
     if steps.crop is None:
         return image
-    if fill and steps.padded:
+    if steps.padded and fill not in (0, (0, 0, 0)):
         canvas = Image.new(image.mode, (w, h), fill)
         canvas.paste(image, (-left, -top))
         return canvas
@@ -392,6 +396,8 @@ class MapSheet:
     query_box: Box | None
     """The query's own patch, where it is one."""
     panels: tuple[MapPanel, ...]
+    margin: tuple[int, int, int] = (0, 0, 0)
+    """The color where `box` reaches over the picture's edges."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from vitcli.commands.attention.weights import (
     default_query,
     fuse_heads,
 )
-from vitcli.images.preprocess import MapPanel, MapSheet
+from vitcli.config.schema import PreprocessConfig
+from vitcli.images.preprocess import MapPanel, MapSheet, levels
 from vitcli.nn.encoder import explicit_attention, hooked
 
 
@@ -147,6 +149,17 @@ def test_the_overlay_shows_what_the_encoder_saw() -> None:
     figure = overlay_figure([sheet(1.0)], [picture])
     seen = drawn(figure, "what the encoder saw")
     assert seen.shape == (20, 20, 3) and (seen == (255, 0, 0)).all()
+
+
+def test_the_margin_of_a_whole_picture_has_the_color_that_the_encoder_saw() -> None:
+    picture = Image.new("RGB", (24, 24), "red")  # the encoder reads 32x24: no resize, a margin
+    whole = PreprocessConfig(fit="whole", resize_size=(24, 32), mean=(0.2, 0.4, 0.6))
+    model = dataclasses.replace(tiny_model(), known_preprocessing=whole)
+    maps = OverlayCollector("cls", None, "mean", rollout=False)
+    attn_entropy([model], [picture], watch=maps)
+    seen = drawn(overlay_figure(maps.sheets, maps.pictures), "what the encoder saw")
+    encoded = levels(picture, model.preprocessing)
+    assert (seen == encoded).all() and (seen[:, 0] == (51, 102, 153)).all()
 
 
 def test_maps_are_in_times_uniform(tmp_path: Path) -> None:

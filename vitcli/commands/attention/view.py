@@ -255,7 +255,7 @@ def overlay_figure(
     heights = []
     for sheet in sheets:
         rows = math.ceil((len(sheet.panels) + 1) / columns)
-        crop = cropped(pictures[sheet.image], sheet.box)
+        crop = cropped(pictures[sheet.image], sheet)
         heights.append(rows * (min(crop.height / crop.width, 2.0) * panel * 0.95 + 0.2) + 0.3)
     heights[-1] += 0.55  # for the color bar, or the caption
     drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
@@ -306,10 +306,14 @@ def laid_over(gray: Any, share: Any) -> Any:
     return gray * (1 - share[..., None]) + colormaps[MAP](share)[..., :3] * share[..., None]
 
 
-def cropped(picture: Any, box: Box) -> Any:
-    """What the encoder saw of a Pillow picture; black where its crop reaches over the edges."""
-    left, top, right, bottom = (round(side) for side in box)
-    return picture.convert("RGB").crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+def cropped(picture: Any, sheet: MapSheet) -> Any:
+    """What the encoder saw of a Pillow picture, with the margin that it saw."""
+    from PIL import Image
+
+    left, top, right, bottom = (round(side) for side in sheet.box)
+    seen = Image.new("RGB", (max(right - left, 1), max(bottom - top, 1)), sheet.margin)
+    seen.paste(picture.convert("RGB"), (-left, -top))
+    return seen
 
 
 def _draw_sheet(
@@ -317,7 +321,7 @@ def _draw_sheet(
 ) -> list[Any]:
     import numpy as np
 
-    seen = cropped(picture, sheet.box)
+    seen = cropped(picture, sheet)
     shown = shrunk(seen)
     height, width = shown.shape[:2]
     rows = math.ceil((len(sheet.panels) + 1) / columns)

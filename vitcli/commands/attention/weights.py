@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitcli.engines.library import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, patch_box
+from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, margin_color, patch_box
 from vitcli.inference import Prepared
 from vitcli.measures import all_finite
 from vitcli.model import Model
@@ -515,7 +515,8 @@ class OverlayCollector:
                     f"block {layer}, query {query}"
                 )
                 shown = len(self.pictures) - 1
-                self.sheets.append(MapSheet(shown, title, box, query_box, tuple(panels)))
+                margin = margin_color(model.preprocessing)
+                self.sheets.append(MapSheet(shown, title, box, query_box, tuple(panels), margin))
 
 
 def _tuples(values: Tensor) -> tuple[tuple[float, ...], ...]:
