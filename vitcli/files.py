@@ -338,6 +338,13 @@ def _other_lock(path: Path, shared: bool, wait: bool) -> Lock | None:
 # -- Names ---------------------------------------------------------------------------------------
 
 
+def data_size(count: int) -> str:
+    """`1.25 GiB`, `3.1 MiB`, `64.2 KiB`."""
+    if count >= 2**30:
+        return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
 def printable(path: str | bytes | os.PathLike[str]) -> str:
     """One line for any text: what cannot be printed is shown as an escape.
 

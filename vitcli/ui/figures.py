@@ -166,9 +166,16 @@ def plain_text(drawing: Any) -> None:
             if isinstance(axis.get_major_formatter(), LogFormatter):
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             if isinstance(axis.get_minor_formatter(), LogFormatter):
-                axis.set_minor_formatter(NullFormatter())
+                low, high = axis.get_view_interval()
+                few = high < 30 * low  # one power of ten at most would be named
+                axis.set_minor_formatter(FuncFormatter(_two_or_five) if few else NullFormatter())
     for text in drawing.findobj(Text):
         text.set_parse_math(False)
+
+
+def _two_or_five(value: float, _: Any = None) -> str:
+    """2, 5, 20, 50 and so on; nothing for other numbers."""
+    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def ended(name: str, most: int = 44) -> str:

@@ -18,6 +18,7 @@ from tests.commands.explore.sources import TINY, pictures, tiny
 from vitcli.cli import app
 from vitcli.commands.explore.analysis import choose_layers, explore, quantized
 from vitcli.errors import VitcliError
+from vitcli.files import data_size
 
 
 def held(page: Path) -> dict[str, Any]:
@@ -143,7 +144,9 @@ def test_the_command_says_the_size_before_it_writes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert answer["bytes"] == (tmp_path / "p.html").stat().st_size
-    assert f"writing {answer['bytes'] / 2**20:.1f} MiB" in done.stderr
+    assert f"writing {data_size(answer['bytes'])}" in done.stderr
+    shown = CliRunner().invoke(app, [*arguments[:-1], "--out", str(tmp_path / "q.html")])
+    assert f"{data_size(answer['bytes'])}, {len(files)} images" in shown.stdout
     done = CliRunner().invoke(app, [*arguments, "gone.png", "--out", str(tmp_path / "q.html")])
     assert done.exit_code == 1 and len(json.loads(done.stdout)["failed"]) == 1
     done = CliRunner().invoke(app, [*arguments, "--layers", "1,x", "--out", "q.html"])

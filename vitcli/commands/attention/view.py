@@ -18,7 +18,7 @@ from vitcli.commands.attention.result import (
     LayerAttention,
 )
 from vitcli.images.preprocess import Box, MapSheet
-from vitcli.ui.console import table
+from vitcli.ui.console import plural, table
 from vitcli.ui.figures import (
     PAGE,
     abreast,
@@ -65,8 +65,8 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     limit = f", log N = {math.log(model.tokens):.3f} nats" if model.tokens else ""
     yield (
         f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}; {count} "
-        f"({model.registers} registers){limit}; {len(model.images)} "
-        f"image{'s' if len(model.images) != 1 else ''}; entropy of "
+        f"({plural(model.registers, 'register')}){limit}; {plural(len(model.images), 'image')}; "
+        "entropy of "
         f"{queries.get(result.query, f'patch query {result.query}')}"
     )
     kinds = _kinds(model)
@@ -205,8 +205,7 @@ def figure(result: AttentionResult) -> Any:
     for axes, model in zip(panels, models, strict=False):
         shown = _by_head(axes, model)
     bottom.colorbar(shown, ax=list(panels), label="entropy (1: uniform)", shrink=0.9)
-    images = max(len(model.images) for model in models)
-    count = f"{images} image{'s' * (images != 1)}"
+    count = plural(max(len(model.images) for model in models), "image")
     caption(drawing, f"band: ± standard deviation over heads; means over {count}")
     return drawing
 
@@ -221,12 +220,13 @@ def _by_head(axes: Any, model: EncoderAttention) -> Any:
         axis.set_ticks(range(0, len(names), step), [str(name) for name in names[::step]])
     axes.set_xlabel("head")
     axes.set_ylabel("block")
-    axes.set_title(model.name)
+    axes.set_title(f"{ended(model.name)}, {plural(model.registers, 'register')}")
     return image
 
 
 def _label(model: EncoderAttention) -> str:
-    return f"{ended(model.name)}, {model.registers} registers, {ended(model.weights)}"
+    registers = plural(model.registers, "register")
+    return f"{ended(model.name)}, {registers}, {ended(model.weights)}"
 
 
 MOST_COLUMNS = 6

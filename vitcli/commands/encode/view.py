@@ -158,12 +158,17 @@ def name_layers(axes: Any, images: Sequence[EncodedImage]) -> None:
 def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
     """A row per image: the picture, its principal components as colors, the cosines if any."""
     columns = 2 + any(sheet.cosines is not None for sheet in sheets)
-    panel = across() / columns - 0.2
-    heights = [pictures[s.image].height / pictures[s.image].width * panel + 0.45 for s in sheets]
+    panel = across() / abreast(columns) - 0.2
+    lines = columns // abreast(columns)  # of panels, for each image
+    heights = [
+        pictures[s.image].height / pictures[s.image].width * panel + 0.45
+        for s in sheets
+        for _ in range(lines)
+    ]
     drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
     rows = drawing.subplots(
-        len(sheets), columns, squeeze=False, gridspec_kw={"height_ratios": heights}
-    )
+        len(heights), abreast(columns), squeeze=False, gridspec_kw={"height_ratios": heights}
+    ).reshape(len(sheets), columns)
     for sheet, axes in zip(sheets, rows, strict=True):
         _draw(sheet, axes, pictures[sheet.image])
     return drawing

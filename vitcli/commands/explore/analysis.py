@@ -26,7 +26,7 @@ from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write, check_output
+from vitcli.files import atomic_write, check_output, data_size
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.inference import Prepared, image_batches, stacked
 from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
@@ -150,7 +150,7 @@ def explore(
     ]
     blocks = [block for number, one in enumerate(seen) for block in one.blocks(number)]
     page, kept, left_out = _page(shown, seen, blocks, max_bytes)
-    progress.line(f"writing {len(page) / MEBIBYTE:.1f} MiB to {out}")
+    progress.line(f"writing {data_size(len(page))} to {out}")
     with atomic_write(out) as file:
         file.write(page)
     return ExploreResult(

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from vitcli.errors import VitcliError
-from vitcli.files import check_output
-from vitcli.ui.console import percent, progress, table
+from vitcli.files import check_output, data_size
+from vitcli.ui.console import percent, plural, progress, table
 from vitcli.ui.figures import (
     PAGE,
     Plot,
@@ -171,7 +171,7 @@ def _numbers(text: str) -> list[int]:
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
     """The file, then one row per encoder."""
-    yield f"{result.path}  {result.bytes / 2**20:.1f} MiB, {len(result.images)} images"
+    yield f"{result.path}  {data_size(result.bytes)}, {plural(len(result.images), 'image')}"
     grid = table()
     grid.add_column("encoder", overflow="fold")
     for heading in ("layers", "directions", "cosine error"):

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
-from vitcli.files import check_output
+from vitcli.files import check_output, data_size
 from vitcli.ui.console import note, show, status, table
 from vitcli.ui.options import (
     ModelOptions,
@@ -117,7 +117,7 @@ def convert(
 def tables(result: ExportResult) -> Iterator[str | Table]:
     """The files, the graph's inputs and outputs, and the difference to eager."""
     for file in result.files:
-        yield f"[bold]{escape(file.path)}[/]  {file.bytes / 2**20:.1f} MiB"
+        yield f"[bold]{escape(file.path)}[/]  {data_size(file.bytes)}"
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield f"{escape(result.model.name)}, opset {result.opset}; {versions}"
     grid = table()

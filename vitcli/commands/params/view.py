@@ -20,7 +20,7 @@ from vitcli.commands.params.analysis import (
     ParamsResult,
 )
 from vitcli.ui.console import exact, percent, short, table
-from vitcli.ui.figures import POINTS, abreast, fill, merge_small, new_figure, side_by_side, styled
+from vitcli.ui.figures import POINTS, fill, merge_small, new_figure, side_by_side, styled
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""
@@ -248,7 +248,7 @@ def figure(result: ParamsResult) -> Any:
             for name, value in [("other", total)] if by_library(model) else merge_small(parts):
                 bars = axes.barh(row, value, left=left, label=name, linewidth=0, **fills[name])
                 named.setdefault(name, bars)
-                if value >= 0.07 * max(totals):  # else there is no room for the figure
+                if value >= 0.08 * max(totals):  # else there is no room for the figure
                     axes.text(
                         left + value / 2,
                         row,
@@ -268,7 +268,7 @@ def figure(result: ParamsResult) -> Any:
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     names = [name for name in fills if name in named]
     handles = [named[name] for name in names]
-    drawing.legend(handles, names, loc="outside lower center", ncols=2 + abreast(3), frameon=False)
+    drawing.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     return drawing
 
 

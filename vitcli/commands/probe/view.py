@@ -21,6 +21,7 @@ from vitcli.results import csv_text
 from vitcli.ui.console import duration, short, table
 from vitcli.ui.figures import (
     CHANCE,
+    abreast,
     caption,
     chance_line,
     count_along_x,
@@ -230,9 +231,10 @@ def ranking_figure(result: RankingResult) -> Any:
         axes.set_xscale("log")
         speeds = sorted(x for x, _ in points)
         axes.set_xlim(speeds[0] / 1.4, speeds[-1] * 1.4)
-        ticks = speeds if speeds[-1] / speeds[0] < 3 else None
-        if ticks:
-            axes.set_xticks([ticks[0], ticks[-1]], [f"{x:.3g}" for x in (ticks[0], ticks[-1])])
+        if speeds[-1] / speeds[0] < 3:
+            beside = 1.3 if speeds[-1] / speeds[0] < 1.3 else 1.0  # room between two numbers
+            ends = speeds[0] / beside, speeds[-1] * beside
+            axes.set_xticks(ends, [f"{x:.3g}" for x in ends])
             axes.set_xticks([], minor=True)
         axes.set_xlabel("images per second (encoder alone, log scale)")
     elif layers:
@@ -246,7 +248,7 @@ def ranking_figure(result: RankingResult) -> Any:
         chance_line(axes, result.largest_share)
     axes.set_ylabel("R² of ridge regression" if numbers else "accuracy of the linear probe")
     axes.grid()
-    drawing.legend(loc="outside upper center", ncols=3)
+    drawing.legend(loc="outside upper center", ncols=abreast(2))
     caption(drawing, f"bars: 95% intervals; {result.images:,} images, {result.protocol}")
     return drawing
 

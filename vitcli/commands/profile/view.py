@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
+from vitcli.files import data_size
 from vitcli.ui.console import plural, short, table
 from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, side_by_side, styled
 
@@ -28,7 +29,7 @@ def _three_digits(value: float) -> str:
 def size(count: int | None) -> str:
     if count is None:
         return "-"
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return data_size(count)
 
 
 def tables(result: ProfileResult) -> Iterator[str | Table]:
