@@ -21,7 +21,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import vitcli
-from vitcli.commands.profile.machine import peak_memory
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "results" / "attention-tokens.json"
@@ -56,9 +55,12 @@ def measure(side: int) -> list[dict[str, Any]]:
     for way, model in models.items():
         (costs,) = vitcli.params(model).models
         products = next(c.macs for c in costs.components if c.name == "attention products")
-        memory = peak_memory(lambda model=model: model.runner(pixels), model.device)
+        how = {"attention": "explicit"} if way.endswith("explicit") else {}
+        (run,) = vitcli.profile(model, batches=[1], engines=["eager"], runs=2, **how).runs
         row = {"way": way, "tokens": costs.tokens, "products": products}
-        rows.append(row | {"seconds": statistics.median(seconds[way]), "peak_bytes": memory})
+        rows.append(
+            row | {"seconds": statistics.median(seconds[way]), "peak_bytes": run.peak_bytes}
+        )
     return rows
 
 

@@ -31,7 +31,6 @@ import torch
 from PIL import Image
 
 import vitcli
-from vitcli.commands.embed.job import iterate_parts
 
 TOY = {"hidden": 24, "depth": 2, "heads": 3, "mlp_hidden": 48, "patch_size": 8}
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-3}
@@ -97,11 +96,10 @@ def embed(here: Setting) -> str:
     rows = []
     for out in ("first", "second"):
         model = here.load(here.device)
-        result = vitcli.embed(model, here.photos, here.folder / out)
+        result = vitcli.embed(model, here.photos, here.folder / out, format="npy")
         assert result.ok == here.images, f"{result.ok} of {here.images}"
-        rows.append(
-            np.concatenate([part.arrays["vector"] for part in iterate_parts(here.folder / out)])
-        )
+        parts = sorted((here.folder / out).glob("part-*.npy"))
+        rows.append(np.concatenate([np.load(part) for part in parts]))
     far = difference(rows[0], rows[1])
     assert far < 1e-6, f"two jobs differ by {far:.2g}"
     return f"{result.images_per_s:.0f} img/s, two jobs within {far:.2g}"

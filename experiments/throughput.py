@@ -9,8 +9,8 @@ JPEGs, which it draws itself. Prints images per second (medians over rounds), th
 share of decoding alone, the job's share of the slower stage, and its share of what the cores
 allow: an image costs processes / decoding + threads / encoding seconds of a core, whatever
 overlaps with what. Then the main process's own time per image with the null encoder: the images
-per second that one core of it could pass on. Last, what an image costs a core in a decoding process
-beside Pillow alone in a process of its own.
+per second that one core of it could pass on. Last, what `Model.transform` costs a core per image,
+with its pixels as normalized floats, beside Pillow alone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import torch
 from PIL import Image
-from vitcli.images.shards import Entry
 
 import vitcli
-from vitcli.config.schema import PreprocessConfig
-from vitcli.images.pool import LEAN, DecodeWork, read
 
 sys.path.insert(0, str(Path(__file__).parent))
 from embedding import draw
@@ -48,14 +44,14 @@ def prepared(path: str, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def core_seconds(ours: bool, paths: list[str], size: tuple[int, int]) -> float:
-    """Processor time per image, for a process of its own: `vitcli`'s way or Pillow's."""
-    work = DecodeWork(PreprocessConfig(resize="squash", resize_size=size))
+    """Processor time per image, for a process of its own: `Model.transform` or Pillow alone."""
+    model = vitcli.load(set=NULL | {"encoder.image_size": size}, device="cpu")
 
     def once() -> float:
         start = time.process_time()
         for path in paths:
             if ours:
-                assert read(Entry(path, path), work).pixels is not None
+                model.transform(path)
             else:
                 prepared(path, size)
         return time.process_time() - start
@@ -65,12 +61,11 @@ def core_seconds(ours: bool, paths: list[str], size: tuple[int, int]) -> float:
 
 
 def decoding_alone(paths: list[str], size: tuple[int, int], rounds: int) -> list[list[float]]:
-    """Per round the processor time of an image: Pillow's, and a decoding process's."""
+    """Per round the processor time of an image: Pillow's, and that of `Model.transform`."""
     found: list[list[float]] = [[], []]
     for _ in range(rounds):
         for ours in (False, True):
-            spawn = multiprocessing.get_context("spawn")
-            with mock.patch.dict(os.environ, LEAN if ours else {}), spawn.Pool(1) as pool:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
                 found[ours].append(pool.apply(core_seconds, (ours, paths, size)))
     return found
 
@@ -159,7 +154,7 @@ def main() -> None:
     print(f"main process: {own * 1e3:.2f} ms per image, so {1 / own:.0f} img/s on one core of it")
     ratios = [b / a for a, b in zip(pillow, own_way, strict=True)]
     print(
-        f"decode and prepare: {statistics.median(own_way) * 1e3:.2f} ms of a core per image, "
+        f"transform: {statistics.median(own_way) * 1e3:.2f} ms of a core per image, "
         f"{statistics.median(ratios):.2f} of Pillow's open, convert and resize "
         f"({min(ratios):.2f} to {max(ratios):.2f} over rounds)"
     )

@@ -155,12 +155,14 @@ def test_the_report_writes_tables_and_figures_of_what_was_run(tmp_path: Path) ->
     shutil.copy(ROOT / "experiments" / "report.py", place)
     begin = "# Title\n<!-- begin toy -->\nold\n<!-- end toy -->\n"
     (place / "README.md").write_text(begin + "<!-- begin other -->\nkept\n<!-- end other -->\n")
-    (tmp_path / "toy.yaml").write_text(
+    shipped = tmp_path / SHIPPED.relative_to(ROOT)
+    shipped.mkdir(parents=True)
+    (shipped / "toy.yaml").write_text(
         "question: Does it work?\ncommand: params\nbase: {preset: vit-ti16}\n"
         "grid: {encoder.depth: [1, 2]}\nmetrics: {total: models.0.total}\n"
     )
     for command in (
-        [sys.executable, "-m", "vitcli", "sweep", "toy.yaml", "--jobs", "2"],
+        [sys.executable, "-m", "vitcli", "sweep", str(shipped / "toy.yaml"), "--jobs", "2"],
         [sys.executable, str(place / "report.py"), "runs"],
     ):
         subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, check=True, capture_output=True)

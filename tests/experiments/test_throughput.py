@@ -36,7 +36,7 @@ def test_every_stage_is_measured(
         assert share == pytest.approx(both / min(decode, encode), abs=0.011)
         assert of == pytest.approx(null / decode, abs=0.011)
     assert main.startswith("main process: ")
-    assert prepared.startswith("decode and prepare: ") and "of Pillow's open" in prepared
+    assert prepared.startswith("transform: ") and "of Pillow's open" in prepared
 
 
 def test_embed_is_compared_with_the_best_script_and_with_itself(

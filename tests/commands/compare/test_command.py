@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tests.checkpoints.sources import SQUASH, vit_folder
@@ -114,9 +114,18 @@ def test_the_hint_for_equal_grids_works_when_typed(tmp_path: Path) -> None:
 
 
 def test_a_hole_ends_with_one_and_is_the_first_line(tmp_path: Path) -> None:
-    broken = ("vit-b16", "vit-b16", "--set-b", "preprocess.std=[1e-45,1,1]")
-    result = run(*broken, code=1)
-    assert result.stdout.startswith("NaN or infinity: B is not finite from pixels on")
-    answer = json.loads(run(*broken, "--json", code=1).stdout)
-    assert answer["verdict_code"] == "not finite"
-    assert answer["holes"][0]["side"] == "B" and answer["differences"][0]["max_abs"] is None
+    whole, broken = (vit_folder(tmp_path / side) for side in "ab")
+    tensors = load_file(broken / "model.safetensors")
+    (name,) = [name for name in tensors if name.endswith("layer.1.output.dense.bias")]
+    tensors[name][0] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    line = ["compare", str(whole), str(broken), *SQUASHED]
+    shown = runner.invoke(app, line)
+    assert shown.exit_code == 1
+    assert shown.stdout.startswith("NaN or infinity: B is not finite from block 2 on")
+    found = runner.invoke(app, [*line, "--json"])
+    answer = json.loads(found.stdout)
+    assert found.exit_code == 1 and answer["verdict_code"] == "not finite"
+    assert answer["holes"][0]["side"] == "B"
+    largest = {row["layer"]: row["max_abs"] for row in answer["differences"]}
+    assert largest["block 1"] == 0 and largest["block 2"] is None

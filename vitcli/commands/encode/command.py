@@ -126,8 +126,8 @@ def encode(
     fresh = request.weights is None and not request.by_library
     if fresh and not print_config:  # an error before torch is loaded
         check_tokens(request.fresh_config(), kinds)
-    (loaded,) = load_all([request], by_library=True, print_config=print_config)
     color = parse_color(background)
+    (loaded,) = load_all([request], by_library=True, print_config=print_config)
     from vitcli.commands.encode import analysis
     from vitcli.commands.encode.analysis import FeatureCollector
     from vitcli.model import AT_ONCE
