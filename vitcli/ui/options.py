@@ -575,6 +575,8 @@ def parse_color(text: str) -> tuple[int, int, int]:
 
     Raises VitcliError for anything else, transparency included.
     """
+    if text == "white":  # the default, without Pillow
+        return (255, 255, 255)
     from PIL import ImageColor
 
     numbers = text.count(",") == 2 and "(" not in text
