@@ -366,7 +366,7 @@ def markdown(rows: list[list[str]]) -> list[str]:
 
 def number(value: Any) -> str:
     """One value; no more than four digits of what a search drew."""
-    return f"{value:.4g}" if isinstance(value, float) else "all" if value is None else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
 def cell(group: Mapping[str, Any], name: str) -> str:
