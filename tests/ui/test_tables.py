@@ -7,16 +7,20 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from PIL import Image
 from rich.text import Text
 from typer.testing import CliRunner
 
+from tests.commands.sources import SMALL
 from vitcli.cli import app
+from vitcli.commands.catalog.analysis import families, presets
 from vitcli.results import csv_text
-from vitcli.ui.console import FORMATS, table, to_latex, to_markdown
+from vitcli.ui.console import FORMATS, show, table, to_latex, to_markdown
 
 MODELS = ("params", "--preset", "vit-b16", "--preset", "vit-ti16")
 
@@ -101,11 +105,31 @@ def test_latex_is_booktabs_with_special_characters_escaped() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
-def test_latex_compiles(tmp_path: Path) -> None:
+def test_the_tables_of_every_command_compile(tmp_path: Path) -> None:
+    photo = str(tmp_path / "a_photo 100% & more.png")
+    Image.new("RGB", (40, 24), "teal").save(photo)
+    tiny = ("--preset", "vit-ti16", *SMALL)
+    other = ("--set-b", "encoder.registers=2")
+    commands: list[tuple[str, ...]] = [
+        ("presets",),
+        ("families",),
+        MODELS,
+        MODELS[:3],
+        ("encode", photo, *tiny),
+        ("attn-entropy", photo, *tiny, "--registers", "0,2"),
+        ("compare", "vit-ti16", "vit-ti16", photo, *SMALL),
+        ("compare", "vit-ti16", "vit-ti16", photo, *SMALL, *other),
+        ("grid", photo, *tiny),
+        ("explore", photo, *tiny, "--out", str(tmp_path / "page.html")),
+        ("profile", *tiny, "--batch", "1", "--runs", "2"),
+    ]
+    printed = [CliRunner().invoke(app, [*command, "--format", "latex"]) for command in commands]
+    assert [done.stderr for done in printed if done.exit_code] == []
+    tables = [done.stdout for done in printed]
+    assert [c for c, text in zip(commands, tables, strict=True) if r"\toprule" not in text] == []
     document = (
         r"\documentclass{article}\usepackage[utf8]{inputenc}\usepackage{booktabs}\begin{document}"
-        + to_latex([sample()])
-        + run(*MODELS, "--format", "latex")
+        + "\n\n".join([to_latex([sample()]), *tables])
         + r"\end{document}"
     )
     (tmp_path / "x.tex").write_text(document)
@@ -123,26 +147,27 @@ def test_every_format_names_every_row(command: str, form: str) -> None:
     assert [name for name in names if name not in shown] == []
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_columns_give_way_before_a_cell_is_cut(
-    columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A terminal of 80 columns loses the least needed columns; no name and no number is broken."""
-    import io as streams
-    import sys
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    class Terminal(streams.StringIO):
-        def isatty(self) -> bool:
-            return True
 
+def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Where stdout goes to from now on: a terminal of so many columns."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")  # a dumb one has 80 columns whatever it says
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    from vitcli.commands.catalog.analysis import presets
-    from vitcli.ui.console import show
+    return terminal
 
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_columns_give_way_before_a_cell_is_cut(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal of 80 columns loses the least needed columns; no name and no number is broken."""
+    terminal = on_terminal(columns, monkeypatch)
     result = presets("")
     show(result, "table")
     lines = terminal.getvalue().splitlines()
@@ -152,3 +177,15 @@ def test_columns_give_way_before_a_cell_is_cut(
     names = {line.split()[0] for line in plain if line.strip()}
     assert {row.name for row in result.presets} <= names
     assert ("native" in terminal.getvalue()) is (columns == 200)
+
+
+@pytest.mark.parametrize("columns", [80, 99, 200])
+def test_families_are_whole_in_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(columns, monkeypatch)
+    result = families("")
+    show(result, "table")
+    text = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
+    assert max(map(len, text.splitlines())) <= columns
+    words = set(re.split(r"[\s,]+", text))
+    assert {name for row in result.families for name in (row.name, *row.model_types)} <= words
+    assert {w.strip(",") for row in result.families for w in row.verified.split()} <= words

@@ -362,7 +362,9 @@ def to_latex(parts: Iterable[Any]) -> str:
         if title := _plain(part.title):
             blocks.append(f"% {title}")
         columns = "".join("r" if side == "right" else "l" for side in sides)
-        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _latex_row(header), r"\midrule"]
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+        if any(header):
+            lines += [_latex_row(header), r"\midrule"]
         for position, (row, ends_section) in enumerate(rows, start=1):
             lines.append(_latex_row(row))
             if ends_section and position < len(rows):

@@ -18,7 +18,7 @@ from vitcli.commands.attention.result import (
     LayerAttention,
 )
 from vitcli.images.preprocess import Box, MapSheet
-from vitcli.ui.console import plural, table
+from vitcli.ui.console import fitted, plural, table
 from vitcli.ui.figures import (
     PAGE,
     abreast,
@@ -160,7 +160,7 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
             f"{last.attention_distance_px:.1f}",
             f"{last.outlier_share:.1%}",
         )
-    return grid
+    return fitted(grid, "± images", "± heads", "outl.")
 
 
 @styled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -78,18 +78,23 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
 
 def families_tables(result: FamiliesResult) -> Iterator[Table]:
     """A row per family, a line between libraries."""
-    grid = table()
+    narrow = stream().width < 100
+    how: dict[str, Any] = {"padding": (0, 1, 0, 0), "show_edge": False, "pad_edge": False}
+    grid = table(**(how if narrow else {}))
+    family = max((len(row.name) for row in result.families), default=0)
+    names = [name for row in result.families for name in row.model_types]
+    types = 1 + max(map(len, names), default=0)  # and its comma
     grid.add_column("family", no_wrap=True)
     grid.add_column("library")
-    names = [name for row in result.families for name in row.model_types]
-    grid.add_column("model_type", min_width=1 + max(map(len, names), default=0))  # and its comma
-    grid.add_column("verified against")
+    grid.add_column("model_type", min_width=types)
+    room = max(16, stream().width - family - types - 5) if narrow else None
+    grid.add_column("verified against", max_width=room)
     library = result.families[0].library
     for row in result.families:
         if row.library != library:
             grid.add_section()
             library = row.library
         grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
-    if stream().width < 100:  # the name begins with the library
+    if narrow:  # the name begins with the library
         grid.columns = [column for column in grid.columns if column.header != "library"]
     yield grid

@@ -420,7 +420,7 @@ def in_words(
         )
         return f"NaN or infinity: {'; '.join(places)}; nothing else is reported"
     if code == "incomparable":
-        text = "A and B have different patches or widths, so only CKA compares them"
+        text = "A and B have different patches, widths or token counts, so only CKA compares them"
         return text + _best(best, on)
     largest = max(rows, key=lambda row: row.relative)
     first = next((row for row in rows if row.max_abs > 0), None)

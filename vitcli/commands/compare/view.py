@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.compare.result import CompareResult, LinearCka, VerifyResult
-from vitcli.ui.console import table
+from vitcli.ui.console import plural, table
 from vitcli.ui.figures import (
     CHANCE,
     COLORS,
@@ -31,7 +31,7 @@ def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
         yield f"[bold red]{escape(result.verdict)}[/]"
     for letter, model in (("A", result.a), ("B", result.b)):
         yield (
-            f"[bold]{letter}[/]  {escape(model.name)}, {model.depth} blocks, "
+            f"[bold]{letter}[/]  {escape(model.name)}, {plural(model.depth, 'block')}, "
             f"{model.hidden} hidden, weights: {escape(model.weights)}; "
             f"{model.dtype} on {model.device}"
         )
@@ -175,8 +175,8 @@ def verify_tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]
     yield grid
     ratio = result.reference_wall_s / result.wall_s
     yield (
-        f"one image: vitcli {result.wall_s:.3f} s, {result.library} "
-        f"{result.reference_wall_s:.3f} s ({ratio:.2f} times as long), "
+        f"one image: vitcli {1000 * result.wall_s:,.1f} ms, {result.library} "
+        f"{1000 * result.reference_wall_s:,.1f} ms ({ratio:.2f} times as long), "
         f"{result.model.dtype} on {result.model.device}"
     )
     yield from result.notes
@@ -205,5 +205,7 @@ def verify_figure(result: VerifyResult) -> Any:
     axes.set_ylabel("relative difference")
     name = ended(result.model.name)
     axes.set_title(f"{name}: vitcli and {result.library} {result.library_version}")
-    axes.legend()
+    drawing.legend(loc="outside lower center", ncols=2, frameon=False)
+    if min(one.largest_difference for one in shown) < floor:
+        caption(drawing, f"differences below {floor:.0e} are drawn there")
     return drawing

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
 from vitcli.images.preprocess import FeatureSheet
-from vitcli.ui.console import short, table
+from vitcli.ui.console import plural, short, table
 from vitcli.ui.figures import (
     PAGE,
     abreast,
@@ -43,7 +43,7 @@ def tables(result: EncodeResult, every: int = 1) -> Iterator[str | Table]:
     model = result.model
     if result.not_finite_from is not None:
         yield f"[bold red]values are not finite from {result.not_finite_from} on[/]"
-    depth = f"{model.depth} {'blocks' if model.heads else 'layers'}"
+    depth = plural(model.depth, "block" if model.heads else "layer")
     heads = f", {model.heads} heads" if model.heads else ""
     yield f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}"
     yield (

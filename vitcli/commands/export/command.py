@@ -137,7 +137,7 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
 
 def convert_tables(result: ConvertResult) -> Iterator[Table]:
     """What was written, from what, and its digest."""
-    grid = table()
+    grid = table(padding=(0, 2, 0, 0), show_edge=False, pad_edge=False)  # a digest fits 80 columns
     grid.show_header = False
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -19,7 +19,7 @@ from vitcli.commands.params.analysis import (
     ModelCosts,
     ParamsResult,
 )
-from vitcli.ui.console import exact, percent, short, table
+from vitcli.ui.console import exact, percent, plural, short, table
 from vitcli.ui.figures import POINTS, fill, merge_small, new_figure, side_by_side, styled
 
 ROOM_FOR_EXACT = 120
@@ -76,10 +76,11 @@ def _single(model: ModelCosts, wide: bool) -> Iterator[str | Table]:
         f"{short(model.macs_per_image, 'KMGT')} MACs per image"
     )
     heads = f", {model.heads} heads" if model.heads else ""
+    depth = plural(model.depth, "layer" if by_library(model) else "block")
     yield (
-        f"{model.depth} layers, {model.hidden} hidden{heads}, {model.patch_size} px per token"
+        f"{depth}, {model.hidden} hidden{heads}, {model.patch_size} px per token"
         if by_library(model)
-        else f"{model.depth} blocks, {model.hidden} hidden{heads}, MLP {model.mlp_hidden}, "
+        else f"{depth}, {model.hidden} hidden{heads}, MLP {model.mlp_hidden}, "
         f"patch {model.patch_size}"
     )
     yield (

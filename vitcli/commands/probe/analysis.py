@@ -586,12 +586,17 @@ def _gap(gap: Any, regression: bool) -> str:
 
 
 def _names(encoders: Sequence[Encoded]) -> list[str]:
-    """Short names that differ: of layers, of models, else with their weights."""
+    """Short names that differ: of layers, of models, else with their weights, or registers."""
     if all(encoder.layer is not None for encoder in encoders):
         several = len({(e.model, e.weights) for e in encoders}) > 1
         return [f"{f'{e.model} ' * several}layer {e.layer}" for e in encoders]
     counts = Counter(encoder.model for encoder in encoders)
-    return [e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders]
+    names = [e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders]
+    counts = Counter(names)
+    return [
+        name if counts[name] == 1 else f"{e.model}, registers {e.registers} ({e.weights})"
+        for name, e in zip(names, encoders, strict=True)
+    ]
 
 
 def agreement(folder: Path, images: Images, k: int) -> AgreementResult:

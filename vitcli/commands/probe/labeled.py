@@ -42,6 +42,7 @@ class Encoded:
     """0 is the input of the first block, i the output of block i; None is the encoder's end."""
     kept: str = ""
     """The folder that holds the vectors, if they are kept."""
+    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,14 @@ def read_vectors(folders: Sequence[Path], layers: str | None = None) -> Images:
         place = {name: row for row, name in enumerate(own)}
         rows = vectors if own == names else vectors[[place[name] for name in names]]
         encoders.append(
-            Encoded(settings["model"], settings["weights"], rows, _layer_of(column), str(folder))
+            Encoded(
+                settings["model"],
+                settings["weights"],
+                rows,
+                _layer_of(column),
+                str(folder),
+                settings.get("config", {}).get("registers", 0),
+            )
         )
     failed = max(len(own) + bad for own, _, bad in found) - len(names)
     return Images(tuple(names), tuple(encoders), failed=failed)
@@ -275,7 +283,10 @@ def published_set(
             vectors.append(_encoded(model, group, kind))
             done += len(group)
             progress(done, total * len(models))
-        encoders.append(Encoded(model.name, model.weights, np.concatenate(vectors)))
+        registers = model.config.encoder.registers
+        encoders.append(
+            Encoded(model.name, model.weights, np.concatenate(vectors), registers=registers)
+        )
     learned = len(halves[0][1])
     names = tuple(f"{'train' if i < learned else 'test'}/{i}" for i in range(total))
     is_test = np.arange(total) >= learned

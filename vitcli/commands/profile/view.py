@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
 from vitcli.files import data_size
-from vitcli.ui.console import plural, short, table
+from vitcli.ui.console import fitted, plural, short, table
 from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, side_by_side, styled
 
 
@@ -81,7 +81,7 @@ def _runs(result: ProfileResult) -> Table:
     if len(dtypes) > 1:
         grid.add_column("dtype")
     for name in ("median", "p10", "p90", "images/s", "peak", "GFLOP/s", "of GEMM", "first"):
-        grid.add_column(name, justify="right")
+        grid.add_column(name, justify="right", no_wrap=True)
     for run in result.runs:
         cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
         cells += [run.dtype] if len(dtypes) > 1 else []
@@ -99,7 +99,7 @@ def _runs(result: ProfileResult) -> Table:
             "-" if run.gemm_fraction is None else f"{run.gemm_fraction:.0%}",
             seconds(run.warmup_s),
         )
-    return grid
+    return fitted(grid, "first", "of GEMM", "GFLOP/s", "p10", "p90")
 
 
 def _comparisons(result: ProfileResult) -> Table:
@@ -165,7 +165,7 @@ def _components(runs: list[ProfileRun]) -> Table:
 
 def _operators(run: ProfileRun) -> Table:
     grid = table(f"Operators of torch's profiler, batch {run.batch}, {run.engine}, {run.dtype}")
-    grid.add_column("operator")
+    grid.add_column("operator", overflow="fold")
     for name in ("calls", "self time", "share"):
         grid.add_column(name, justify="right")
     for item in run.ops:

@@ -26,7 +26,7 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
     yield (
         f"[bold]{escape(config['name'])}[/]  {summary.parameters:,} parameters, "
         f"{summary.trainable:,} trainable; {encoder['norm_placement']}-norm, "
-        f"{encoder['depth']} blocks, {encoder['hidden']} hidden, {escape(_start(config))}"
+        f"{plural(encoder['depth'], 'block')}, {encoder['hidden']} hidden, {escape(_start(config))}"
     )
     speed = "" if summary.images_per_s is None else f", {summary.images_per_s:.0f} images/s"
     where = result.device if result.processes == 1 else f"{result.processes} x {result.device}"
@@ -44,7 +44,7 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
         test = result.test
         yield (
             f"[bold]test[/]: accuracy {test.accuracy:.4f} of {plural(test.images, 'image')}, "
-            f"99.9 % interval {test.lower_bound:.4f} to {test.upper_bound:.4f}"
+            f"99.9% interval {test.lower_bound:.4f} to {test.upper_bound:.4f}"
         )
     if result.unreadable:
         yield f"{plural(len(result.unreadable), 'image')} could not be read and were left out:"
@@ -139,7 +139,7 @@ def verdict_line(summary: TrainSummary) -> str:
     reach = {"learned": "is above", "stalled near chance": "is not above"}
     return (
         f"[bold {color}]{summary.verdict}[/]: validation accuracy {summary.val_accuracy:.4f} of "
-        f"{plural(sum(row.images for row in summary.classes), 'image')}, 99.9 % interval "
+        f"{plural(sum(row.images for row in summary.classes), 'image')}, 99.9% interval "
         f"{summary.lower_bound:.4f} to {summary.upper_bound:.4f}, which "
         f"{reach.get(summary.verdict, 'reaches below')} {summary.bar:.4f}, a tenth of the way "
         f"from chance ({summary.chance:.4f}) to one"
