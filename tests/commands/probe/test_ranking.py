@@ -197,7 +197,7 @@ def test_unlabeled_images_rank_by_agreement(tmp_path: Path) -> None:
     said = answer(*call, "--out", tmp_path / "out", "--k", "3", "--plot", tmp_path / "a.png")
     assert said["k"] == 3
     names = sorted(row["name"].split(" (")[0] for row in said["ranked"])
-    assert names == [f"vit-ti16, registers {n}" for n in (0, 1)]
+    assert names == [f"vit-b16, registers {n}" for n in (0, 1)]
     assert "not accuracy" in said["verdict"]
     alone = answer(tmp_path / "in", *SMALL, "--unlabeled", code=2)
     assert "needs at least 2 encoders" in alone["error"]
