@@ -4,11 +4,12 @@
     python experiments/growth.py --part tokens --part batch     some of it
     python experiments/growth.py --listed 1000 10000 --encoded 1000 10000
 
-A row is one size. Time is the fastest of interleaved rounds, memory the peak of a step in a process
-of its own. The exponent is the slope between a row and the one before on logarithmic axes: 1 is
-linear, 2 quadratic. Images are listed as `vitcli embed` lists them, from folders of 1,000 empty
-files; they are encoded by a whole `embed` with an encoder of one tiny block, with the peak of the
-main process and its own processor time per image.
+A row is one size. Time and memory of a forward pass are those of `vitcli profile`: the median of
+--rounds steps, and the peak of a step in a process of its own. The exponent is the slope between a
+row and the one before on logarithmic axes: 1 is linear, 2 quadratic. Images are listed by an
+`embed` whose shard has no part to encode, from folders of 1,000 empty files; they are encoded by a
+whole `embed`. Both have an encoder of one tiny block and the peak of the main process, torch
+included; encoding also its processor time per image.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+import vitcli
 
 PARTS = ("tokens", "batch", "depth", "listed", "encoded")
 SIDES = (224, 384, 512, 768, 1024)
@@ -40,34 +43,15 @@ Row = tuple[str, int, float, int | None, str]
 
 
 def forward(
-    what: str, sizes: Sequence[int], rounds: int, make: Callable[[int], tuple[Any, Any]]
-) -> Iterator[Row]:
-    """Rows of a forward pass: `make` gives the model and its images for a size."""
-    from vitcli.commands.profile.machine import peak_alone, timed
-    from vitcli.commands.profile.measure import lone_step
-
-    best = dict.fromkeys(sizes, math.inf)
-    peaks: dict[int, int | None] = {}
-    for number in range(rounds + 1):
-        for size in sizes:
-            model, images = make(size)
-            if number == 0:  # not counted: the first call makes kernels
-                peaks[size] = peak_alone(lone_step, model.engine, model.encoder, images, False)
-                model.runner(images)
-            else:
-                seconds = timed(lambda m=model, x=images: m.runner(x), model.device)
-                best[size] = min(best[size], seconds)
-    for size in sizes:
-        yield what, size, best[size], peaks[size], ""
-
-
-def step(side: int = 224, batch: int = 1, depth: int = 12) -> tuple[Any, Any]:
-    """A ViT-Ti/16 of that depth and its images."""
-    import vitcli
-    from vitcli.commands.profile.measure import random_images
-
+    what: str, size: int, rounds: int, side: int = 224, batch: int = 1, depth: int = 12
+) -> Row:
+    """The row of a forward pass of a ViT-Ti/16."""
     model = vitcli.load("vit-ti16", image_size=side, set={"encoder.depth": depth}, device="cpu")
-    return model, random_images(model, batch)
+    (run,) = vitcli.profile(model, batches=[batch], runs=rounds).runs
+    seconds = run.wall_s.median if run.wall_s else math.nan
+    row = (what, size, seconds, run.peak_bytes, run.error or "")
+    say(row)
+    return row
 
 
 def tokens(side: int) -> int:
@@ -80,30 +64,32 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
-def listed(folder: str, count: int) -> Row:
-    """Names of `count` files listed, cut into parts and written, as a job begins."""
-    from vitcli.commands.embed.inputs import Listing, write_inputs
+def null() -> vitcli.Model:
+    """An encoder of one tiny block."""
+    return vitcli.load(set={f"encoder.{key}": value for key, value in NULL.items()}, device="cpu")
 
+
+def listed(folder: str, count: int) -> Row:
+    """`count` files listed, cut into parts and written, as a job begins."""
+    model = null()
     with tempfile.TemporaryDirectory() as out:
-        start = time.perf_counter()
-        found = write_inputs(Listing((folder,)), Path(out), 4096).count
-        seconds = time.perf_counter() - start
-    assert found == count, f"{found} files of {count}"
-    return "images listed", count, seconds, peak(), ""
+        beyond = (count + 1, count + 1)  # more shards than parts: the last has none
+        result = vitcli.embed(model, folder, out, shard=beyond)
+    left_out = result.duplicates, result.skipped_files
+    assert left_out == (0, ()), f"{left_out} left out"
+    return "images listed", count, result.wall_s, peak(), ""
 
 
 def encoded(folder: str, count: int) -> Row:
     """A whole job with an encoder of one tiny block."""
-    import vitcli
-
-    settings = {f"encoder.{key}": value for key, value in NULL.items()}
-    model = vitcli.load(set=settings, device="cpu")
+    model = null()
     with tempfile.TemporaryDirectory() as out:
-        start, used = time.perf_counter(), time.process_time()
-        result = vitcli.embed(model, folder, Path(out) / "out")
-        seconds, used = time.perf_counter() - start, time.process_time() - used
+        used = time.process_time()
+        result = vitcli.embed(model, folder, out)
+        used = time.process_time() - used
     assert result.ok == count, f"{result.ok} of {count}"
-    return "images encoded", count, seconds, peak(), f"{used / count * 1e3:.2f} ms of main process"
+    remark = f"{used / count * 1e3:.2f} ms of main process"
+    return "images encoded", count, result.wall_s, peak(), remark
 
 
 def peak() -> int:
@@ -186,12 +172,11 @@ def main() -> None:
     parts = asked.part or PARTS
     rows: list[Row] = []
     if "tokens" in parts:
-        measured = forward("tokens", asked.sides, asked.rounds, lambda side: step(side=side))
-        rows += [(what, tokens(side), *rest) for what, side, *rest in measured]
+        rows += [forward("tokens", tokens(n), asked.rounds, side=n) for n in asked.sides]
     if "batch" in parts:
-        rows += forward("batch", asked.batches, asked.rounds, lambda batch: step(batch=batch))
+        rows += [forward("batch", n, asked.rounds, batch=n) for n in asked.batches]
     if "depth" in parts:
-        rows += forward("depth", asked.depths, asked.rounds, lambda depth: step(depth=depth))
+        rows += [forward("depth", n, asked.rounds, depth=n) for n in asked.depths]
     if "listed" in parts:
         rows += jobs(asked.listed, b"", listed)
     if "encoded" in parts:
