@@ -118,7 +118,8 @@ def test_a_name_is_a_shipped_sweep_where_nothing_here_is_called_so(
     with pytest.raises(VitcliError, match="neither a file nor a shipped sweep") as error:
         load_sweep("postion")
     assert error.value.hint == "did you mean position?"
-    Path("position").mkdir()
+    Path("position").mkdir()  # as `--out position` makes it: run again, the sweep goes on
+    assert load_sweep("position").name == "position"
     with pytest.raises(VitcliError, match="is a shipped sweep and also a directory"):
-        load_sweep("position")
+        sweep_path("position", or_directory=True)
     assert sweep_path("./position") == sweep_path(Path("position")) == Path("position")

@@ -63,7 +63,7 @@ def sweep(
     Raises:
         VitcliError: a file, a value or a directory that is not what it must be.
     """
-    file = sweep_path(file)
+    file = sweep_path(file, or_directory=True)
     view = View(tuple(where), sort, None if group is None else tuple(group), power=power)
     given = {"jobs": jobs, "timeout": timeout, "storage": storage}
     if file.is_dir():

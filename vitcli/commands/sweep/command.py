@@ -279,7 +279,7 @@ def _load(given: str, out: Path | None, *, running: bool) -> tuple[Sweep, Path, 
     from vitcli.commands.sweep import analysis
     from vitcli.commands.sweep.spec import load_sweep, sweep_path
 
-    path = sweep_path(given)
+    path = sweep_path(given, or_directory=not running)
     if running:
         if path.is_dir():
             raise VitcliError(

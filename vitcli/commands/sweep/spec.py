@@ -126,8 +126,11 @@ def shipped_sweeps() -> list[str]:
     return sorted(file.stem for file in SHIPPED.glob("*.yaml"))
 
 
-def sweep_path(given: str | Path) -> Path:
+def sweep_path(given: str | Path, or_directory: bool = False) -> Path:
     """The file that a path or the name of a shipped sweep means; a directory as it is.
+
+    Args:
+        or_directory: a directory of trials could be meant too, as where results are read.
 
     Raises:
         VitcliError: there is neither, or there are both.
@@ -135,7 +138,7 @@ def sweep_path(given: str | Path) -> Path:
     path, name = Path(given), str(given)
     names = shipped_sweeps()
     if name in names and isinstance(given, str):
-        if path.exists():
+        if path.is_file() or (or_directory and path.exists()):
             raise VitcliError(
                 f"{name}: is a shipped sweep and also a {'directory' if path.is_dir() else 'file'} "
                 "in this directory",
