@@ -89,7 +89,7 @@ class Backbone:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def prepare(self, picture: Image.Image) -> Tensor | None:
-        """(1, 3, height, width) as the library prepares an RGB picture; None where none is told."""
+        """(1, 3, height, width) as the library prepares an RGB picture, or None."""
         if self.processor is None:
             return None
         return self.processor(picture)[None].to(self.device, self.dtype)
@@ -192,9 +192,9 @@ def fresh_network(
                 f"--preset {name}: timm {timm.__version__} does not have this architecture",
                 f"--preset timm:{near[0] if near else 'resnet50'}",
             )
-        told = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
-        fixed = told is not None and told.fixed_input_size
-        if image_size and fixed and image_size != tuple(told.input_size[-2:]):
+        published = timm.get_pretrained_cfg(architecture, allow_unregistered=True)
+        fixed = published is not None and published.fixed_input_size
+        if image_size and fixed and image_size != tuple(published.input_size[-2:]):
             more["img_size"] = image_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -225,7 +225,7 @@ class TimmNetwork(nn.Module):
                 f"preprocess.resize: {preprocess.resize}: timm has no such preprocessing",
                 "--set preprocess.resize=squash",
             )
-        told = {
+        pretrained = {
             "input_size": [3, *size],
             "fixed_input_size": bool(self.arguments),
             "interpolation": preprocess.filter,
@@ -241,7 +241,7 @@ class TimmNetwork(nn.Module):
             "num_classes": len(classes),
             "num_features": self.net.num_features,
             "model_args": self.arguments,
-            "pretrained_cfg": told,
+            "pretrained_cfg": pretrained,
         }
 
 
@@ -607,8 +607,12 @@ def _timm(
     timm: Any = importlib.import_module("timm")
     named = f"{kind}:{place}{revision}"
     model = timm.create_model(named, pretrained=True)
-    told = model.pretrained_cfg
-    if image_size and told.get("fixed_input_size") and image_size != tuple(told["input_size"][-2:]):
+    published = model.pretrained_cfg
+    if (
+        image_size
+        and published.get("fixed_input_size")
+        and image_size != tuple(published["input_size"][-2:])
+    ):
         model = timm.create_model(named, pretrained=True, img_size=image_size)
     name = model.pretrained_cfg.get("architecture") or type(model).__name__
     return _timm_backbone(model, name, device, dtype)
@@ -649,8 +653,8 @@ def _timm_size(model: Any) -> tuple[int, int]:
 
 def _timm_blocks(model: Any) -> tuple[list[str], list[nn.Module]]:
     """The stages that timm names in `feature_info`, which are the blocks of a ViT."""
-    told = getattr(model, "feature_info", None) or []
-    names = [info["module"] for info in getattr(told, "info", told)]
+    features = getattr(model, "feature_info", None) or []
+    names = [info["module"] for info in getattr(features, "info", features)]
     with contextlib.suppress(AttributeError):
         if names:
             return names, [model.get_submodule(name) for name in names]

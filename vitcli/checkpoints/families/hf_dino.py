@@ -283,18 +283,18 @@ _PIXELS = processor("CLIPImageProcessor")
 
 def _radio_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
     """The processor's pixels, normalized as the model itself does it."""
-    told = _PIXELS(configs, encoder)
+    prepared = _PIXELS(configs, encoder)
     model = tower_config(configs.get("config.json", {}))[0]
-    if told is None or not {"norm_mean", "norm_std"} <= model.keys():
+    if prepared is None or not {"norm_mean", "norm_std"} <= model.keys():
         return None
-    mean, std = told.config.mean, told.config.std
+    mean, std = prepared.config.mean, prepared.config.std
     update = {
         "mean": tuple(m + s * own for m, s, own in zip(mean, std, model["norm_mean"], strict=True)),
         "std": tuple(s * own for s, own in zip(std, model["norm_std"], strict=True)),
     }
     note = "normalized as config.json says (norm_mean, norm_std), which the library does within"
-    config = told.config.model_copy(update=update)
-    return replace(told, config=config, notes=(*told.notes, note))
+    config = prepared.config.model_copy(update=update)
+    return replace(prepared, config=config, notes=(*prepared.notes, note))
 
 
 RADIO_TOKENS = "patch_generator.cls_token.token"

@@ -215,13 +215,13 @@ QWEN3 = Family(
         "position_table.resize": "bilinear_align_corners",
         "position_table.resize_dtype": "float32",
         "image_size": _table_size,
-        "deepstack": lambda told: told.get("_deepstack", ()),
+        "deepstack": lambda found: found.get("_deepstack", ()),
     },
     needs=("heads", "activation"),
     variants=(
         Variant(
             when=(DEEPSTACK + "norm.weight",),
-            settings={"deepstack": lambda told: told.get("_deepstack", (9, 17, 25))},
+            settings={"deepstack": lambda found: found.get("_deepstack", (9, 17, 25))},
             unproven=("deepstack",),
         ),
     ),

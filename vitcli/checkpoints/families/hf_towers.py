@@ -399,9 +399,9 @@ KIMI = Family(
         "rope.first_axis": "columns",
         "rope.in_turns": True,
         "pooling": "none",
-        "image_size": lambda told: (
-            told["_rows"] * told["patch_size"],
-            told["_columns"] * told["patch_size"],
+        "image_size": lambda found: (
+            found["_rows"] * found["patch_size"],
+            found["_columns"] * found["patch_size"],
         ),
     },
     needs=("heads", "activation", "rope.theta"),

@@ -415,9 +415,9 @@ def gated_activation(found: Mapping[str, Any]) -> str:
     return "silu" if found["mlp"] == "gated" else "gelu"
 
 
-def _unscaled(told: Mapping[str, Any]) -> tuple[int, int]:
+def _unscaled(found: Mapping[str, Any]) -> tuple[int, int]:
     """Coordinates that are scaled to a grid need one that is said; others read none."""
-    if told["rope.coordinates"] == "reference":
+    if found["rope.coordinates"] == "reference":
         raise KeyError("rope.reference_grid")
     return 16, 16
 
