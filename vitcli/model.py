@@ -41,9 +41,10 @@ from vitcli.config.load import (
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.config.yaml import Document
 from vitcli.engines import AUTO, check_engine
+from vitcli.engines.backbone import Backbone
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.engines.library import LibraryConfig, LibraryEncoder
-from vitcli.engines.reference import Backbone, fresh_reference, open_reference
+from vitcli.engines.reference import fresh_reference, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, decode, from_pillow, is_quick
 from vitcli.images.preprocess import preprocess

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitcli.engines.reference import Backbone
+from vitcli.engines.backbone import Backbone
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 from vitcli.nn.pooling import ClsPooling, MeanPooling

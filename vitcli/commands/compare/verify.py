@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.compare.result import Checked, VerifyResult
-from vitcli.engines.reference import Backbone, open_reference
+from vitcli.engines.backbone import Backbone
+from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
 from vitcli.images.shapes import synthetic_image

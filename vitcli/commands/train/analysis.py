@@ -47,7 +47,7 @@ from vitcli.config.training import (
     launched,
     split_preset,
 )
-from vitcli.engines.reference import TimmNetwork
+from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.shapes import Shapes

@@ -49,7 +49,7 @@ from vitcli.commands.train.start import (
     warmup_steps,
 )
 from vitcli.config.training import TrainConfig
-from vitcli.engines.reference import TimmNetwork
+from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.nn.adapters import adapter_state, merged_state
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder

@@ -19,7 +19,7 @@ from vitcli.commands.train.result import AuditRow
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig, launched
 from vitcli.config.variants import HEADS, POOLINGS
-from vitcli.engines.reference import TimmNetwork
+from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.measures import all_finite
 from vitcli.nn.adapters import adapt_heads, adapters
