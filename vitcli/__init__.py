@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train, train_shapes
     from vitcli.images.shapes import shapes
-    from vitcli.model import Features, Model, load
+    from vitcli.loading import load
+    from vitcli.model import Features, Model
     from vitcli.results import Result
 
 __version__ = "0.1.0"
 
 FUNCTIONS = {
-    "load": "model:load",
+    "load": "loading:load",
     "Model": "model:Model",
     "Features": "model:Features",
     "Result": "results:Result",

@@ -1,54 +1,30 @@
-"""A model: loading, preprocessing, features and attention."""
+"""A model: preprocessing, features and attention; the images of a call as batches."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, cast
+from itertools import groupby
+from os import PathLike, fspath
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from vitcli.build import build_encoder
-from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder, read_peft
-from vitcli.checkpoints.families.hf_processors import from_transformers
-from vitcli.checkpoints.families.open_clip import from_open_clip
-from vitcli.checkpoints.families.timm import from_timm
-from vitcli.checkpoints.load import Plan, load_weights, plan_weights
-from vitcli.checkpoints.readers import is_hub_id
 from vitcli.config.load import (
     NAME_A_PRESET,
-    REFERENCE,
     ModelRequest,
-    Setting,
-    check_device,
-    check_table_rule,
-    is_architecture,
     layer_index,
-    load_config,
-    nearest,
-    preset_names,
-    resized_to,
-    split_library,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
-from vitcli.config.yaml import Document
-from vitcli.engines import AUTO, check_engine
-from vitcli.engines.backbone import Backbone
 from vitcli.engines.engine import Runner, faster_way
-from vitcli.engines.library import LibraryConfig, LibraryEncoder
-from vitcli.engines.reference import fresh_reference, open_reference
+from vitcli.engines.library import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.decode import DecodedImage, decode, from_pillow, is_quick
+from vitcli.images.decode import DecodedImage, ImageError
+from vitcli.images.pool import Color, Picture, Pictures, picture_list, read_picture
 from vitcli.images.preprocess import preprocess
-from vitcli.nn.adapters import add_adapter_state
+from vitcli.images.shapes import synthetic_image
 from vitcli.nn.encoder import (
     EncoderOutput,
     VisionEncoder,
@@ -57,57 +33,10 @@ from vitcli.nn.encoder import (
     hooked,
     layer_points,
 )
-from vitcli.results import LoadReport, ModelInfo
+from vitcli.results import FailedImage, LoadReport, ModelInfo
 
-Picture = str | os.PathLike[str] | Image.Image | np.ndarray
-"""One image: a file's path, a Pillow image, or an array (H, W, 3) of 8-bit RGB."""
-Pictures = Picture | Iterable[Picture]
-"""One image or several."""
-Color = tuple[int, int, int]
 AT_ONCE = 16
 """Images in one forward pass; more make a CPU no faster and the activations larger."""
-
-
-def picture_list(images: Pictures) -> list[Picture]:
-    """One image or several as a list: a string is one path, never its characters."""
-    if isinstance(images, str | os.PathLike | Image.Image):
-        return [images]
-    if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
-    return list(images) if isinstance(images, Iterable) else [images]
-
-
-def read_picture(picture: Picture, background: Color = (255, 255, 255)) -> DecodedImage:
-    """Upright RGB pixels of one image; transparency is composited on `background`.
-
-    A file whose header promises no quick decoding is decoded in a process of its own, within
-    `images.TIMEOUT_S` seconds and `images.MEMORY_BYTES`.
-
-    Raises:
-        VitcliError: another kind of object, or an array of another shape or type.
-        ImageError: a file that cannot be read.
-    """
-    if isinstance(picture, str | os.PathLike):
-        if is_quick(picture):
-            return decode(picture, background=background)
-        from vitcli.images.pool import decode_within  # few files need it
-
-        return decode_within(picture, background=background)
-    if isinstance(picture, Image.Image):
-        return from_pillow(picture, background=background)
-    if isinstance(picture, np.ndarray):
-        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
-            raise VitcliError(
-                f"image array: cannot be read (got {picture.shape} {picture.dtype}, expected "
-                "(H, W, 3) uint8)",
-                "convert it to 8-bit RGB, or give the tensor that model.transform makes",
-            )
-        return from_pillow(Image.fromarray(np.ascontiguousarray(picture)))
-    raise VitcliError(
-        f"image: cannot be read (got {type(picture).__name__}, expected a path, a Pillow image or "
-        "an array (H, W, 3))",
-        "give one of these, or a list of them",
-    )
 
 
 class _Layers(dict[int, "Features"]):
@@ -418,330 +347,69 @@ def model_info(model: Model) -> ModelInfo:
     )
 
 
-def load(
-    name_or_source: str | os.PathLike[str] | None = None,
-    *,
-    preset: str | None = None,
-    config: str | os.PathLike[str] | None = None,
-    weights: str | os.PathLike[str] | None = None,
-    adapter: str | os.PathLike[str] | None = None,
-    set: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    image_size: int | tuple[int, int] | None = None,
-    device: str = "auto",
-    dtype: str = "float32",
-    which: str | None = None,
-    prefix: str | None = None,
-    engine: str | None = None,
-) -> Model:
-    """A model from a preset, a YAML config or somebody's checkpoint.
+@dataclass(frozen=True)
+class Prepared:
+    """An image as the encoder reads it, and where it came from."""
 
-    Args:
-        name_or_source: a preset's exact name (`vitcli.presets()`), a `.yaml` config, or a
-            checkpoint: a file, a directory or a hub id. Where a path exists, it is the path.
-            `timm:resnet50` is an architecture of timm, run by timm; `timm:`, `transformers:` or
-            `open_clip:` before a checkpoint runs it by that library.
-        preset: a preset by name; with a checkpoint it fills in what the checkpoint lacks.
-        config: a YAML config file.
-        weights: a checkpoint, as in `name_or_source`. Without any, weights are random.
-        adapter: a training run's adapter.safetensors, added into the weights.
-        set: dotted config keys to values, as `--set` takes them.
-        seed: of random weights.
-        image_size: (height, width) in pixels, or the side of a square.
-        device: auto, cpu, cuda, cuda:1 or mps; auto is CUDA, else MPS, else the CPU.
-        dtype: float32, bfloat16, float16 or float64.
-        which: "ema" or "raw", where a checkpoint has an averaged copy of its weights; None is the
-            average.
-        prefix: what precedes the vision tower's tensor names, if it is not found automatically.
-        engine: one of `vitcli.engines.ENGINES` or auto; None is the fastest that needs no
-            preparation. "reference" runs a checkpoint by its own library (extra `reference`).
+    path: str
+    decoded: DecodedImage
+    pixels: Tensor
+    """(3, height, width) in float32."""
+
+
+def image_batches(
+    model: Model,
+    images: Pictures,
+    background: Color,
+    failed: list[FailedImage],
+    size: int = AT_ONCE,
+) -> Iterator[list[Prepared]]:
+    """Images in order, up to `size` neighbors of equal shape at a time.
+
+    Without images it is the built-in synthetic one. One that cannot be read goes to `failed`.
 
     Raises:
-        VitcliError: a bad config, source, device or dtype, or a name that can be read two ways;
-            its `hint` says what to do.
+        VitcliError: an encoder that does not read RGB, or whose preprocessing is unknown.
     """
-    if name_or_source is not None:
-        text = os.fspath(name_or_source)
-        kind = kind_of(text)
-        taken = {"preset": preset, "config": config, "weights": weights}
-        if taken[kind] is not None:
-            raise VitcliError(
-                f"vitcli.load: {kind} is given twice (got {text} and {kind}={taken[kind]})",
-                "give it once",
-            )
-        taken[kind] = text
-        preset, config, weights = (taken[key] for key in ("preset", "config", "weights"))  # type: ignore[assignment]
-    settings = tuple(
-        Setting(tuple(key.split(".")), value, f"set[{key!r}]") for key, value in (set or {}).items()
-    )
-    return load_model(
-        ModelRequest(
-            preset=preset,
-            config_file=None if config is None else Path(config),
-            settings=settings,
-            weights=None if weights is None else os.fspath(weights),
-            adapter=None if adapter is None else os.fspath(adapter),
-            seed=seed,
-            image_size=(image_size, image_size) if isinstance(image_size, int) else image_size,
-            device=device,
-            dtype=dtype,
-            which=which,
-            prefix=prefix,
-            engine=engine,
-        ),
-        by_library=True,
-    )
+    model.check_reads_images()
+    prepared = _prepare(model, picture_list(images) or [None], background, failed)
+    for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
+        batch: list[Prepared] = []
+        for item in same:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
 
-def as_model(model: Model | str | os.PathLike[str], by_library: bool = False) -> Model:
-    """A model, or what `load` makes of its name.
-
-    Raises:
-        VitcliError: without `by_library`, an encoder that its own library runs; as `load`.
-    """
-    loaded = model if isinstance(model, Model) else load(model)
-    if not by_library:
-        loaded.check_own("answer to this")
-    return loaded
+def stacked(model: Model, batch: Sequence[Prepared]) -> Tensor:
+    """(B, 3, height, width) on the model's device in its dtype."""
+    return torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
 
 
-def kind_of(text: str) -> str:
-    """Which argument of `load` a name or source is: preset, config or weights."""
-    if split_library(text)[0]:
-        return "preset" if is_architecture(text) else "weights"
-    path = Path(text).expanduser()
-    if text in preset_names():
-        if path.exists():
-            raise VitcliError(
-                f"{text}: is both a preset and a path in this folder",
-                f"write preset={text!r} or weights='./{text}'",
-            )
-        return "preset"
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return "config"
-    if path.exists() or is_hub_id(text) or path.suffix or path.is_absolute():
-        return "weights"
-    raise VitcliError(
-        f"{text}: is not a preset, a file, a directory or a hub id",
-        nearest(text, preset_names(), "run `vitcli presets` for the list"),
-    )
+def picture_name(picture: Picture, number: int) -> str:
+    """The path of a file; `image 3` for the third image where it is none."""
+    return fspath(picture) if isinstance(picture, str | PathLike) else f"image {number}"
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA, else MPS, else the CPU.
-
-    Raises:
-        VitcliError: no such device here.
-    """
-    check_device(name)
-    here = {
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-        "cpu": 1,
-    }
-    if name == "auto":
-        return torch.device(next(kind for kind, count in here.items() if count))
-    kind, _, index = name.partition(":")
-    if int(index or 0) >= here[kind]:
-        there = ", ".join(kind for kind, count in here.items() if count)
-        raise VitcliError(
-            f"--device {name}: is not available (expected auto, {there})", "--device auto"
-        )
-    return torch.device(name)
-
-
-def torch_dtype(request: ModelRequest) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, request.dtype)
-    return dtype
-
-
-def load_model(request: ModelRequest, by_library: bool = False) -> Model:
-    """Build the encoder, fill it from its source or from the seed, move it to its device.
-
-    Args:
-        by_library: whoever asks can do with an encoder that its own library runs.
-
-    Raises:
-        VitcliError: a bad config, source, device or dtype.
-    """
-    device, dtype = pick_device(request.device), torch_dtype(request)
-    if request.by_library:
-        if not by_library:
-            raise _not_by_library(request)
-        return _load_by_library(request, device, dtype)
-    if request.engine not in (None, AUTO):
-        check_engine(request.engine, request.dtype, device.type)
-    size, report = request.image_size, None
-    preprocess: PreprocessConfig | None
-    peft = read_peft(request.adapter) if request.adapter else None
-    of_encoder = peft is None or are_of_encoder(peft)
-    if request.weights is None:
-        if not of_encoder:
-            raise VitcliError(
-                f"--adapter {request.adapter}: --weights is missing",
-                "add --weights SOURCE",
-            )
-        config = request.fresh_config()
-        encoder = build_encoder(config.encoder, request.seed)
-        preprocess = config.preprocess
-    else:
-        loaded = load_weights(
-            request.weights,
-            preset=_preset(request),
-            overrides=request.settings,
-            dtype=dtype,
-            image_size=size,
-            which=request.which,
-            prefix=request.prefix,
-            adapters=None if of_encoder else peft,
-        )
-        config, encoder, report = loaded.config, loaded.encoder, loaded.report
-        preprocess = config.preprocess if report.preprocess_by else None
-    check_table_rule(request.settings, config.encoder)
-    weights = request.weights or f"random (seed {request.seed})"
-    if request.adapter:
-        if of_encoder:
-            add_adapters(encoder, request.adapter, peft)
-        weights += f" + {request.adapter}"
-    encoder = encoder.to(device, dtype).eval()
-    return Model(
-        config=config,
-        encoder=encoder,
-        asked_engine=request.engine,
-        known_preprocessing=preprocess,
-        weights=weights,
-        fresh=request.weights is None,
-        asked_size=size,
-        device=device,
-        dtype=dtype,
-        report=report,
-        request=request,
-    )
-
-
-def _load_by_library(request: ModelRequest, device: torch.device, dtype: torch.dtype) -> Model:
-    """An encoder that its own library runs, unchanged.
-
-    Raises:
-        VitcliError: what the library cannot load, or its preprocessing cannot be followed.
-    """
-    source, size = request.weights, request.image_size
-    if source is None:
-        assert request.preset is not None
-        backbone = fresh_reference(
-            request.preset, seed=request.seed, device=device, dtype=dtype, image_size=size
-        )
-    else:
-        backbone = open_reference(source, device=device, dtype=dtype, image_size=size)
-    preprocess = _library_preprocess(backbone, request)
-    known = preprocess and preprocess.output_size
-    native = size or known or backbone.input_size or (224, 224)
-    encoder = LibraryEncoder(backbone, native).eval()
-    name = f"{backbone.library}:{backbone.name}"
-    report = None
-    if source is not None:
-        pooled = () if encoder.gives_pooled else ("its pooled vector is the mean of the patches",)
-        report = LoadReport(
-            source=source,
-            family=backbone.name,
-            library=f"{backbone.library} {backbone.version}",
-            files=(),
-            tensors_used=len(backbone.module.state_dict()),
-            tensors_dropped=(),
-            stored_dtypes=(),
-            dtype=request.dtype,
-            settled=(),
-            preprocess_by=backbone.library if preprocess else None,
-            preprocess=None if preprocess is None else preprocess.model_dump(mode="json"),
-            notes=(f"run by {backbone.library}, unchanged", *pooled),
-        )
-    return Model(
-        config=cast(ModelConfig, LibraryConfig(name, encoder.shape)),
-        encoder=encoder,
-        asked_engine=REFERENCE,
-        known_preprocessing=preprocess,
-        weights=source or f"random (seed {request.seed})",
-        fresh=source is None,
-        asked_size=size,
-        device=device,
-        dtype=dtype,
-        report=report,
-        request=request,
-    )
-
-
-def _library_preprocess(backbone: Backbone, request: ModelRequest) -> PreprocessConfig | None:
-    """The library's own preprocessing, the user's settings over it, at the size asked for.
-
-    Raises:
-        VitcliError: settings of the library that cannot be followed, where the user gives none.
-    """
-    settings, found = backbone.prepared_by, None
-    try:
-        if settings and backbone.library == "timm":
-            found = from_timm(settings, source="timm's pretrained_cfg")
-        elif settings and backbone.library == "open_clip":
-            found = from_open_clip(settings)
-        elif settings:
-            found = from_transformers(settings).config
-    except VitcliError:
-        if not request.settings:
-            raise
-    if request.settings:
-        start = found or PreprocessConfig.for_output(backbone.input_size or (224, 224))
-        document = Document(backbone.name, {"preprocess": start.model_dump(mode="json")})
-        found = load_config(ModelConfig, None, None, request.settings, document).preprocess
-    return resized_to(found, request.image_size) if found and request.image_size else found
-
-
-def add_adapters(
-    encoder: VisionEncoder, path: str, peft: Mapping[str, LowRank] | None = None
-) -> None:
-    """Add a run's adapters into the encoder's weights; `peft` is what its PEFT file holds.
-
-    Raises:
-        VitcliError: it cannot be read, or is of another encoder.
-    """
-    try:
-        if peft is not None:
-            add_to_encoder(encoder, peft)
+def _prepare(
+    model: Model,
+    sources: Sequence[Picture | None],
+    background: Color,
+    failed: list[FailedImage],
+) -> Iterator[Prepared]:
+    for number, source in enumerate(sources, start=1):
+        name = "synthetic" if source is None else picture_name(source, number)
+        try:
+            if source is None:
+                picture = synthetic_image(model.input_size)
+                decoded = DecodedImage(picture, "RGB", *picture.size, format=None)
+            else:
+                decoded = read_picture(source, background)
+            pixels = torch.from_numpy(preprocess(decoded.image, model.preprocessing, name=name))
+        except ImageError as error:
+            failed.append(FailedImage(name, error.code, error.message))
         else:
-            add_adapter_state(encoder, load_file(path))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise VitcliError(
-            f"--adapter {path}: {error}", "name the adapter.safetensors of a run on these weights"
-        ) from error
-
-
-def _not_by_library(request: ModelRequest) -> VitcliError:
-    return VitcliError(
-        f"{request.weights or request.preset}: is run by its own library, which this command does "
-        "not support",
-        "vitcli encode, embed, neighbors, probe, compare, params and attn-entropy run it",
-    )
-
-
-def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
-    """The config and the report of a request with weights, without reading a tensor's values.
-
-    Raises:
-        VitcliError: as `load_model`.
-    """
-    assert request.weights is not None
-    if request.by_library:
-        raise _not_by_library(request)
-    plan = plan_weights(
-        request.weights,
-        preset=_preset(request),
-        overrides=request.settings,
-        image_size=request.image_size,
-        which=request.which,
-        prefix=request.prefix,
-    )
-    return plan, plan.report(torch_dtype(request))
-
-
-def _preset(request: ModelRequest) -> ModelConfig | None:
-    """The preset or config that completes a checkpoint's settings."""
-    named = request.preset or request.config_file
-    return load_config(ModelConfig, request.preset, request.config_file) if named else None
+            yield Prepared(name, decoded, pixels)

@@ -19,7 +19,7 @@ from vitcli.checkpoints.adapters import add_to_encoder, are_of_encoder, read_pef
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
-from vitcli.model import load_model
+from vitcli.loading import load_model
 from vitcli.nn.adapters import adapt_heads, adapters, merged_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -393,7 +393,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def check_device(name: str) -> None:
-    """Refuse an unknown device; `vitcli.model.pick_device` refuses one that is not available."""
+    """Refuse an unknown device; `vitcli.loading.pick_device` refuses one that is not available."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", name):
         raise VitcliError(
             f"--device {name}: unknown (expected auto, cpu, cuda, cuda:1 or mps)", "--device auto"

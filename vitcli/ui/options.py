@@ -536,7 +536,7 @@ def load_all(
                 answer_text(config_yaml(config))
                 raise typer.Exit()
     with status(f"loading torch and the {'encoder' if len(requests) == 1 else 'encoders'}"):
-        from vitcli.model import load_model
+        from vitcli.loading import load_model
 
         loaded = [load_model(request, by_library) for request in requests]
     for one in loaded:

@@ -43,7 +43,7 @@ from vitcli.config.load import Setting
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
-from vitcli.model import load
+from vitcli.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

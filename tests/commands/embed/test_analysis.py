@@ -43,7 +43,8 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import levels, preprocess
-from vitcli.model import Model, load_model
+from vitcli.loading import load_model
+from vitcli.model import Model
 from vitcli.results import Quiet
 
 SETTINGS = (

@@ -18,7 +18,7 @@ from vitcli.commands.embed.ray_cluster import PartActor, on_ray
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
-from vitcli.model import load_model
+from vitcli.loading import load_model
 
 REQUEST = ModelRequest(
     settings=tuple(

@@ -20,7 +20,8 @@ from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
-from vitcli.model import Model, load_model
+from vitcli.loading import load_model
+from vitcli.model import Model
 from vitcli.nn.encoder import hooked, layer_points
 
 WIDE = [*SMALL, "--set=preprocess.resize=none", "--set=preprocess.resize_size=null"]

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 from vitcli.config.load import ModelRequest, Setting
-from vitcli.model import Model, load_model
+from vitcli.loading import load_model
+from vitcli.model import Model
 
 TINY = {
     "encoder.hidden": 24,

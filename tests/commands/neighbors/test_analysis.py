@@ -28,7 +28,7 @@ from vitcli.commands.embed.result import FolderOptions
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.errors import VitcliError
-from vitcli.model import load_model
+from vitcli.loading import load_model
 
 REQUEST = ModelRequest(
     settings=tuple(

@@ -18,7 +18,8 @@ from vitcli.config.load import ModelRequest, Setting
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.errors import VitcliError
-from vitcli.model import Model, load_model
+from vitcli.loading import load_model
+from vitcli.model import Model
 from vitcli.nn.positions import LearnedPosition
 
 

@@ -27,9 +27,10 @@ from vitcli.commands.attention.weights import (
     parse_layers,
 )
 from vitcli.errors import VitcliError
-from vitcli.inference import Prepared, image_batches, stacked
+from vitcli.images.pool import Color, Pictures, picture_list
+from vitcli.loading import as_model
 from vitcli.measures import CONFIDENCE, mean_interval
-from vitcli.model import Color, Model, Pictures, as_model, picture_list
+from vitcli.model import Model, Prepared, image_batches, stacked
 from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]

@@ -132,7 +132,7 @@ def attn_entropy(
     with status("loading torch"):
         from vitcli.commands.attention import analysis
         from vitcli.commands.attention.weights import OverlayCollector
-        from vitcli.model import load_model
+        from vitcli.loading import load_model
 
     maps = OverlayCollector(query, layers, fuse or "mean", rollout)
     cut = analysis.OutlierCut.parse(outlier_cut)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from vitcli.engines.library import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, margin_color, patch_box
-from vitcli.inference import Prepared
 from vitcli.measures import all_finite
-from vitcli.model import Model
+from vitcli.model import Model, Prepared
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import Observer, VisionEncoder, attentions, explicit_attention, hooked
 

@@ -26,10 +26,11 @@ from vitcli.commands.compare.similarity import (
 )
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
+from vitcli.images.pool import Color, Picture, Pictures, picture_list
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import Prepared, image_batches, stacked
+from vitcli.loading import as_model
 from vitcli.measures import all_finite, student_quantile
-from vitcli.model import Color, Model, Picture, Pictures, as_model, model_info, picture_list
+from vitcli.model import Model, Prepared, image_batches, model_info, stacked
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress

@@ -18,10 +18,11 @@ from vitcli.engines.backbone import Backbone
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
+from vitcli.images.pool import Pictures, picture_list, read_picture
 from vitcli.images.shapes import synthetic_image
-from vitcli.inference import picture_name
+from vitcli.loading import load
 from vitcli.measures import all_finite, largest_difference
-from vitcli.model import Model, Pictures, load, model_info, picture_list, read_picture
+from vitcli.model import Model, model_info, picture_name
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
 

@@ -44,7 +44,8 @@ from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import Entry
-from vitcli.model import Model, as_model, model_info
+from vitcli.loading import as_model
+from vitcli.model import Model, model_info
 from vitcli.results import QUIET, FailedImage, Progress
 
 _EXAMPLES = 10

@@ -29,8 +29,9 @@ from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock
 from vitcli.images.folders import read_layout
 from vitcli.images.sources import Entry
+from vitcli.loading import load_model
 from vitcli.measures import Plane, evenly, plane
-from vitcli.model import Model, load_model
+from vitcli.model import Model
 
 MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"

@@ -21,7 +21,8 @@ from vitcli.commands.embed.result import FolderOptions
 from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError, install_extra
 from vitcli.images.sources import Entry
-from vitcli.model import Model, load_model
+from vitcli.loading import load_model
+from vitcli.model import Model
 
 _START = "ray start --head there, or leave out --address"
 _STORE_BYTES = 512 * 2**20

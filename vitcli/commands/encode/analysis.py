@@ -18,10 +18,11 @@ from vitcli.commands.attention.weights import patch_index
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms, check_tokens
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
+from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, FeatureSheet, describe, grid_box, patch_box
-from vitcli.inference import Prepared, image_batches, stacked
+from vitcli.loading import as_model
 from vitcli.measures import all_finite
-from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
+from vitcli.model import Model, Prepared, image_batches, model_info, stacked
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
 

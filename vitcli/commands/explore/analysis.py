@@ -27,9 +27,10 @@ from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output, data_size
+from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import Prepared, image_batches, stacked
-from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
+from vitcli.loading import as_model
+from vitcli.model import Model, Prepared, image_batches, model_info, stacked
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 

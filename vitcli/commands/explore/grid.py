@@ -17,9 +17,10 @@ from torch import Tensor
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.commands.explore.analysis import choose_layers
 from vitcli.errors import VitcliError
+from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, grid_box
-from vitcli.inference import image_batches, stacked
-from vitcli.model import Color, Model, Pictures, as_model, model_info, picture_list
+from vitcli.loading import as_model
+from vitcli.model import Model, image_batches, model_info, stacked
 from vitcli.nn.encoder import hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 

@@ -16,8 +16,9 @@ from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
 from vitcli.files import check_output
+from vitcli.loading import as_model
 from vitcli.measures import largest
-from vitcli.model import Model, as_model, model_info
+from vitcli.model import Model, model_info
 from vitcli.results import LoadReport, ModelInfo, Result
 
 

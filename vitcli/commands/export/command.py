@@ -107,7 +107,7 @@ def convert(
     )
     with status("converting"):
         from vitcli.commands.export.analysis import convert as analysis
-        from vitcli.model import load_model
+        from vitcli.loading import load_model
 
         result = analysis(load_model(request), out)
     note(result.checkpoint.line())

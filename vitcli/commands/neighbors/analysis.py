@@ -26,9 +26,10 @@ from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
+from vitcli.images.pool import Picture, read_picture
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import Entry, content
-from vitcli.model import Model, Picture, read_picture
+from vitcli.model import Model
 from vitcli.results import Result
 
 

@@ -361,7 +361,7 @@ def _costs(
     model: str | os.PathLike[str] | ModelConfig | Model, size: tuple[int, int] | None, dtype: str
 ) -> ModelCosts:
     if isinstance(model, str | os.PathLike) and split_library(os.fspath(model))[0]:
-        from vitcli.model import load  # brings torch
+        from vitcli.loading import load
 
         model = load(model, image_size=size)
     if isinstance(model, str | os.PathLike | ModelConfig) or not model.by_library:
@@ -376,7 +376,7 @@ def _config(model: str | os.PathLike[str] | ModelConfig | Model) -> ModelConfig:
         return model.config.model_copy(
             update={"preprocess": PreprocessConfig.for_output(model.input_size)}
         )
-    from vitcli.model import kind_of, plan_model  # brings torch
+    from vitcli.loading import kind_of, plan_model
 
     text = os.fspath(model)
     kind = kind_of(text)

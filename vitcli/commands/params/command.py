@@ -75,7 +75,7 @@ def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig | Model]:
     Of an encoder of another library the model in place of the second.
     """
     if request.by_library:
-        from vitcli.model import load_model
+        from vitcli.loading import load_model
         from vitcli.ui.console import status
 
         with status("loading torch and the encoder"):
@@ -85,7 +85,7 @@ def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig | Model]:
         config = load_config(ModelConfig, request.preset, request.config_file, request.settings)
         return config, config
     from vitcli.commands.params.analysis import with_known_size
-    from vitcli.model import plan_model
+    from vitcli.loading import plan_model
     from vitcli.ui.console import note
 
     plan, report = plan_model(request)

@@ -50,8 +50,9 @@ from vitcli.images.decode import decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import recognized
+from vitcli.loading import as_model
 from vitcli.measures import CONFIDENCE, Plane, evenly, holm, mean_interval, plane, too_few, wilson
-from vitcli.model import Model, as_model
+from vitcli.model import Model
 from vitcli.results import QUIET, Progress
 
 Source = Model | str | os.PathLike[str]

@@ -40,9 +40,11 @@ from vitcli.engines.engine import Engine, default_engine, largest_error, prepare
 from vitcli.engines.library import LibraryEncoder
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
+from vitcli.images.pool import Pictures, picture_list
 from vitcli.images.shapes import synthetic_image
+from vitcli.loading import as_model
 from vitcli.measures import largest_difference
-from vitcli.model import Model, Pictures, as_model, model_info, picture_list
+from vitcli.model import Model, model_info
 from vitcli.nn.attention import ATTENDS, ChannelAttention, ExplicitAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 from vitcli.results import QUIET, Progress

@@ -51,8 +51,9 @@ from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.images.shapes import Shapes
+from vitcli.loading import load_model, pick_device
 from vitcli.measures import above_chance, wilson
-from vitcli.model import Model, load_model, pick_device
+from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import QUIET, FailedImage, Progress
 

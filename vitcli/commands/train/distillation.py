@@ -20,8 +20,9 @@ from vitcli.config.training import TrainConfig
 from vitcli.engines.library import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.folders import class_order
+from vitcli.loading import load_model
 from vitcli.measures import all_finite
-from vitcli.model import Model, load_model
+from vitcli.model import Model
 
 
 class Teacher(nn.Module):
