@@ -40,9 +40,7 @@ from vitcli.engines.reference import fresh_reference, open_reference
 from vitcli.errors import VitcliError
 from vitcli.model import Model
 from vitcli.nn.adapters import add_adapter_state
-from vitcli.nn.encoder import (
-    VisionEncoder,
-)
+from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import LoadReport
 
 

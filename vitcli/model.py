@@ -12,11 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.config.load import (
-    NAME_A_PRESET,
-    ModelRequest,
-    layer_index,
-)
+from vitcli.config.load import NAME_A_PRESET, ModelRequest, layer_index
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.engines.library import LibraryEncoder

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import vitcli
 from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
-from vitcli.commands.probe.analysis import Trial
 from vitcli.commands.probe.labeled import Encoded, Images, with_classes
 from vitcli.commands.probe.result import ProbeResult
+from vitcli.commands.probe.scores import Trial
 from vitcli.errors import VitcliError
 
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import vitcli
 from tests.commands.probe.sources import SMALL, blobs, labeled, write_pictures
 from vitcli.cli import app
-from vitcli.commands.probe.analysis import Trial, agreement
 from vitcli.commands.probe.evaluate import (
     Answers,
     Splits,
@@ -26,6 +25,7 @@ from vitcli.commands.probe.evaluate import (
     shared_neighbors,
 )
 from vitcli.commands.probe.result import RankingResult
+from vitcli.commands.probe.scores import Trial, agreement
 from vitcli.commands.probe.view import pareto
 
 

@@ -14,14 +14,7 @@ from vitcli.config.load import ModelRequest, parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.files import check_output, data_size
 from vitcli.ui.console import note, show, status, table
-from vitcli.ui.options import (
-    ModelOptions,
-    Output,
-    PrefixOption,
-    WhichOption,
-    grouped,
-    load_all,
-)
+from vitcli.ui.options import ModelOptions, Output, PrefixOption, WhichOption, grouped, load_all
 
 if TYPE_CHECKING:
     from vitcli.commands.export.analysis import ConvertResult, ExportResult

@@ -31,13 +31,7 @@ from vitcli.commands.train.data import (
 )
 from vitcli.commands.train.distillation import Teacher, distillation_loss
 from vitcli.commands.train.inputs import derived_seed
-from vitcli.commands.train.result import (
-    AuditRow,
-    Outcome,
-    Validation,
-    step_facts,
-    validation_line,
-)
+from vitcli.commands.train.result import AuditRow, Outcome, Validation, step_facts, validation_line
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
 from vitcli.commands.train.start import (
     World,
