@@ -35,8 +35,7 @@ from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.config.yaml import Document
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.backbone import Backbone
-from vitcli.engines.library import LibraryConfig, LibraryEncoder
-from vitcli.engines.reference import fresh_reference, open_reference
+from vitcli.engines.reference import LibraryConfig, LibraryEncoder, fresh_reference, open_reference
 from vitcli.errors import VitcliError
 from vitcli.model import Model
 from vitcli.nn.adapters import add_adapter_state

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitcli.config.load import NAME_A_PRESET, ModelRequest, layer_index
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Runner, faster_way
-from vitcli.engines.library import LibraryEncoder
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, ImageError
 from vitcli.images.pool import Color, Picture, Pictures, picture_list, read_picture

@@ -20,7 +20,8 @@ import vitcli
 from tests.engines import sources
 from vitcli.cli import app
 from vitcli.commands.attention.weights import FIELDS, attention_maps, observe_attention
-from vitcli.engines.library import LibraryEncoder, macs_per_image
+from vitcli.engines.backbone import macs_per_image
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
 
@@ -138,7 +139,7 @@ def test_checkpoints_of_open_clip_are_its_own_to_the_bit(kind: str, tmp_path: Pa
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         reference.encode_image(x[:1])
     macs = counter.get_total_flops() // 2
-    assert macs_per_image(model.encoder, model.input_size) == macs > 0
+    assert macs_per_image(model.encoder.backbone, model.input_size) == macs > 0
 
 
 def test_a_checkpoint_that_vitcli_knows_too_gives_the_same_vectors(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
@@ -159,3 +161,86 @@ def source_place(source: str) -> tuple[str, dict[str, Any]]:
         return str(path if path.is_dir() else path.parent), {}
     repo, _, revision = source.partition("@")
     return repo, {"revision": revision} if revision else {}
+
+
+@dataclass(frozen=True)
+class ModuleCost:
+    """A part of a module by its own name."""
+
+    name: str
+    parameters: int
+    biases: int
+    macs: int
+    """Multiply-accumulates for one image."""
+    is_layer: bool
+
+
+def module_costs(backbone: Backbone, size: tuple[int, int]) -> list[ModuleCost]:
+    """Parameters and multiply-accumulates of each layer and of each part beside them, in order.
+
+    Multiply-accumulates are half of what torch's FlopCounterMode counts while the library runs one
+    image of this (height, width). The costs sum to the module's.
+    """
+    module = backbone.module
+    names = {id(part): name for name, part in module.named_modules()}
+    layers = [names[id(block)] for block in backbone.blocks]
+    tops = [name for name, _ in module.named_children()]
+
+    def owner(name: str) -> str:
+        inside = (one for one in layers if f"{name}.".startswith(f"{one}."))
+        return next(inside, name.partition(".")[0])
+
+    parts = dict.fromkeys(owner(name) for name, _ in module.named_modules() if name)
+    counts = {name: [0, 0, 0] for name in parts}
+    for name, parameter in module.named_parameters():
+        one = counts.setdefault(owner(name), [0, 0, 0])
+        one[0] += parameter.numel()
+        one[1] += parameter.numel() if name.endswith("bias") and parameter.ndim == 1 else 0
+    image = torch.zeros(1, 3, *size, device=backbone.device, dtype=backbone.dtype)
+    watched = list(dict.fromkeys([*layers, *tops]))
+    with _counted(module) as counter, ExitStack() as hooks:
+        began: dict[str, int] = {}
+        for name in watched:
+            part = module.get_submodule(name)
+
+            def start(*_: Any, name: str = name) -> None:
+                began[name] = counter.get_total_flops()
+
+            def end(*_: Any, name: str = name) -> None:
+                spent = counter.get_total_flops() - began.pop(name)
+                counts.setdefault(name, [0, 0, 0])[2] += spent
+                outer = name.partition(".")[0]
+                if outer in began:  # it is running, and counts this too
+                    counts[outer][2] -= spent
+
+            hooks.callback(part.register_forward_pre_hook(start).remove)
+            hooks.callback(part.register_forward_hook(end).remove)
+        (backbone.once or backbone.forward)(image)
+        total = counter.get_total_flops()
+    rest = total - sum(flops for *_, flops in counts.values())
+    if rest:
+        counts["outside of these"] = [0, 0, rest]
+    return [
+        ModuleCost(name, parameters, biases, flops // 2, name in layers)
+        for name, (parameters, biases, flops) in counts.items()
+        if parameters or flops or name in layers
+    ]
+
+
+@contextmanager
+def _counted(module: nn.Module) -> Iterator[FlopCounterMode]:
+    """Counts operations; a fused attention is not one that torch counts on a CPU."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    try:
+        for parameter in trained:  # the counter asks each input for its gradient's function
+            parameter.requires_grad_(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as found:
+            yield found
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def macs_per_image(backbone: Backbone, size: tuple[int, int]) -> int:
+    """Multiply-accumulates of one image of this (height, width), by torch's counter."""
+    return sum(cost.macs for cost in module_costs(backbone, size))

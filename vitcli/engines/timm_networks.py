@@ -1,4 +1,4 @@
-"""Networks of timm: from a checkpoint, or with fresh weights by an architecture's name.
+"""Networks of timm, from a checkpoint or fresh by name, and open_clip's, which may hold one.
 
 B images, T tokens of which prefix tokens come first, D channels.
 """
@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from vitcli.config.load import split_library
 from vitcli.config.schema import PreprocessConfig
-from vitcli.engines.backbone import Backbone, library_errors, source_place
+from vitcli.engines.backbone import (
+    Backbone,
+    first_tensor,
+    library_errors,
+    source_config,
+    source_place,
+)
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import EncoderOutput
 
@@ -211,3 +217,57 @@ def _timm_processor(model: nn.Module) -> Callable[[Image.Image], Tensor]:
         **data.resolve_model_data_config(model), is_training=False
     )
     return transform
+
+
+def open_open_clip(
+    source: str, device: torch.device, dtype: torch.dtype, image_size: tuple[int, int] | None
+) -> Backbone:
+    open_clip: Any = importlib.import_module("open_clip")
+    place, more = source_place(source)
+    if more:
+        raise VitcliError(f"{source}: open_clip reads no revision", f"verify {place}")
+    kind = "local-dir" if Path(source).exists() else "hf-hub"
+    model, _, processor = open_clip.create_model_and_transforms(f"{kind}:{place}")
+    model = model.to(device, dtype).eval()
+    visual = model.visual
+    trunk = getattr(visual, "trunk", None)
+    if trunk is not None:
+        layers, blocks = timm_blocks(trunk)
+    elif hasattr(visual, "transformer"):
+        blocks = list(visual.transformer.resblocks)
+        layers = [f"transformer.resblocks.{i}" for i in range(len(blocks))]
+    else:  # its ResNet
+        layers = [f"layer{i}" for i in range(1, 5)]
+        blocks = [visual.get_submodule(name) for name in layers]
+
+    def forward(pixels: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if trunk is not None:
+            tokens, pooled, output = timm_outputs(trunk, pixels)
+            if visual.head:
+                output = visual.head(trunk.forward_head(tokens))
+            return tokens, pooled, output
+        last: list[Tensor] = []
+        hook = blocks[-1].register_forward_hook(lambda _, __, out: last.append(first_tensor(out)))
+        output = model.encode_image(pixels)
+        hook.remove()
+        if not hasattr(visual, "transformer"):
+            return last[0], output, output
+        tokens = last[0] if visual.final_ln_after_pool else visual.ln_post(last[0])
+        return tokens, visual._pool(last[0])[0], output
+
+    size = visual.image_size
+    return Backbone(
+        "open_clip",
+        type(visual).__name__,
+        visual,
+        blocks,
+        device,
+        dtype,
+        processor,
+        forward,
+        once=model.encode_image,
+        layers=layers,
+        channels_last=getattr(trunk, "output_fmt", "") == "NHWC",
+        input_size=(size, size) if isinstance(size, int) else tuple(size),
+        prepared_by=source_config(source, "open_clip_config.json"),
+    )

@@ -17,7 +17,7 @@ from vitcli.commands.train.result import TrainResult
 from vitcli.commands.train.start import World, start_encoder
 from vitcli.config.load import Setting
 from vitcli.config.training import ShapesRun, TrainRequest
-from vitcli.engines.library import LibraryEncoder
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import Shapes
 

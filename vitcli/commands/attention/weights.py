@@ -15,7 +15,7 @@ from pathlib import PurePath
 import torch
 from torch import Tensor, nn
 
-from vitcli.engines.library import LibraryEncoder
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, margin_color, patch_box
 from vitcli.measures import all_finite

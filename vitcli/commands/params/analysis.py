@@ -256,13 +256,14 @@ def library_costs(
     """
     import torch
 
-    from vitcli.engines.library import LibraryEncoder, module_costs
+    from vitcli.engines.backbone import module_costs
+    from vitcli.engines.reference import LibraryEncoder
 
     encoder, c = model.encoder, model.config.encoder
     assert isinstance(encoder, LibraryEncoder)
     size, width, library = image_size or model.input_size, DTYPE_BYTES[dtype], encoder.backbone
     try:
-        found = module_costs(encoder, size)
+        found = module_costs(encoder.backbone, size)
         with torch.inference_mode():
             grid = encoder.front_end.grid(torch.zeros(1, 3, *size).to(model.device, model.dtype))
     except (AssertionError, RuntimeError, ValueError) as error:

@@ -20,7 +20,8 @@ from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe.result import Cost, Difference
 from vitcli.commands.profile.machine import peak_memory, timed
-from vitcli.engines.library import LibraryEncoder, macs_per_image
+from vitcli.engines.backbone import macs_per_image
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
 from vitcli.model import Model
@@ -420,7 +421,7 @@ def costs(
 def _macs(model: Model) -> int:
     """Multiply-accumulates of one image; of an encoder of another library torch counts them."""
     if isinstance(model.encoder, LibraryEncoder):
-        return macs_per_image(model.encoder, model.input_size)
+        return macs_per_image(model.encoder.backbone, model.input_size)
     return model_costs(model.config, model.input_size).macs_per_image
 
 

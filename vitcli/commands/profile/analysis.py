@@ -37,8 +37,7 @@ from vitcli.config.load import REFERENCE
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines import ENGINES
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
-from vitcli.engines.library import LibraryEncoder
-from vitcli.engines.reference import open_reference
+from vitcli.engines.reference import LibraryEncoder, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Pictures, picture_list
 from vitcli.images.shapes import synthetic_image

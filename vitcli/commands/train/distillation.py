@@ -17,7 +17,7 @@ from vitcli.commands.train.data import channels
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import TrainConfig
-from vitcli.engines.library import LibraryEncoder
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.folders import class_order
 from vitcli.loading import load_model
