@@ -36,14 +36,12 @@ class Preprocessing:
 
 Settings = Mapping[str, Any]
 Pair = tuple[int, int]
-
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 CLIP = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
     "std": (0.26862954, 0.26130258, 0.27577711),
 }
-
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """In the order of Pillow's numbers, 0 to 5."""
 
@@ -313,3 +311,27 @@ def conv_from_linear(source: str) -> From:
         return t.reshape(-1, side, side, 3).permute(0, 3, 1, 2)
 
     return From((source,), make)
+
+
+def size(value: Any) -> tuple[int, int]:
+    """(height, width) of `224`, `[224, 224]` or a mapping of both."""
+    if isinstance(value, dict):
+        value = [value["height"], value["width"]]
+    if isinstance(value, int):
+        value = [value, value]
+    height, width = value
+    return int(height), int(width)
+
+
+def side(value: Any) -> int:
+    """One number, or two equal ones."""
+    height, width = size(value)
+    if height != width:
+        raise ValueError("patches must be square")
+    return height
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value

@@ -8,11 +8,10 @@ from vitcli.checkpoints.families import (
     hf_qwen,
     hf_towers,
     hf_vit,
-    internvit,
     open_clip,
     originals,
-    perception,
     timm,
+    timm_eva,
 )
 from vitcli.checkpoints.family import Family
 
@@ -20,12 +19,12 @@ FAMILIES: tuple[Family, ...] = (
     *hf_vit.FAMILIES,
     *hf_dino.FAMILIES,
     *hf_clip.FAMILIES,
-    *internvit.FAMILIES,
     *hf_qwen.FAMILIES,
     *hf_towers.FAMILIES,
     *open_clip.FAMILIES,
     *originals.FAMILIES,
     hf_dino.TIPS_V2,  # after DINOv2's authors, whose names it shares where there is no config
-    *perception.FAMILIES,
+    *timm_eva.FAMILIES,
     *timm.FAMILIES,
+    timm_eva.ROPE_TABLE,  # its names are DeiT III's too
 )

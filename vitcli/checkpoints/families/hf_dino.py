@@ -9,14 +9,7 @@ from typing import Any
 from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hugging_face import (
-    BACKBONE,
-    IGNORED,
-    LIBRARY,
-    SETTINGS,
-    TINY,
-    flag,
-)
+from vitcli.checkpoints.families.hf_vit import BACKBONE, IGNORED, LIBRARY, SETTINGS, TINY
 from vitcli.checkpoints.family import (
     Configs,
     Family,
@@ -27,6 +20,7 @@ from vitcli.checkpoints.family import (
     To,
     Variant,
     conv_from_flat,
+    flag,
     fused,
     only,
     rows,

@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hugging_face import (
-    ACTIVATIONS,
-    IGNORED,
-    LIBRARY,
-    SETTINGS,
-    TINY,
-    side,
-)
+from vitcli.checkpoints.families.hf_vit import ACTIVATIONS, IGNORED, LIBRARY, SETTINGS, TINY
 from vitcli.checkpoints.family import (
     Family,
     Renames,
@@ -25,6 +18,7 @@ from vitcli.checkpoints.family import (
     Variant,
     fused,
     only,
+    side,
     summed_over_frames,
 )
 

@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hugging_face import (
-    ACTIVATIONS,
-    IGNORED,
-    LIBRARY,
-    SETTINGS,
-    TINY,
-    flag,
-    size,
-)
+from vitcli.checkpoints.families.hf_vit import ACTIVATIONS, IGNORED, LIBRARY, SETTINGS, TINY
 from vitcli.checkpoints.family import (
     Configs,
     Family,
@@ -25,10 +17,12 @@ from vitcli.checkpoints.family import (
     To,
     Variant,
     conv_from_flat,
+    flag,
     fused,
     joined,
     only,
     rows,
+    size,
     summed_over_frames,
 )
 from vitcli.config.schema import EncoderConfig

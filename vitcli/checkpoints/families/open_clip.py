@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitcli.checkpoints.families import perception, timm
+from vitcli.checkpoints.families import timm, timm_eva
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hugging_face import side, size
 from vitcli.checkpoints.families.timm_architectures import (
     EVAS,
     PERCEPTION_ENCODERS,
@@ -30,6 +29,8 @@ from vitcli.checkpoints.family import (
     refuse,
     rows,
     section,
+    side,
+    size,
     third,
     transposed,
     triple,
@@ -420,9 +421,9 @@ def _perception(root: str, core: bool) -> Family:
 
 FAMILIES = (
     _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
-    _around(timm.EVA, "open-clip-timm-eva", EVAS),
-    _around(timm.EVA02, "open-clip-timm-eva02", EVAS),
-    _around(perception.PERCEPTION, "open-clip-timm-pe", PERCEPTION_ENCODERS),
+    _around(timm_eva.EVA, "open-clip-timm-eva", EVAS),
+    _around(timm_eva.EVA02, "open-clip-timm-eva02", EVAS),
+    _around(timm_eva.PERCEPTION, "open-clip-timm-pe", PERCEPTION_ENCODERS),
     OPENAI,
     *(_perception(root, core) for root in ("visual.", "") for core in (True, False)),
     _tower("open-clip", "visual."),

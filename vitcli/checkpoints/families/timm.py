@@ -1,17 +1,15 @@
-"""timm's VisionTransformer and Eva, the originals that share their names, and their config.json."""
+"""timm's VisionTransformer, the originals that share its names, and timm's config.json."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from vitcli.checkpoints.detect import tower_config
-from vitcli.checkpoints.families import hugging_face
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hugging_face import flag, side, size
-from vitcli.checkpoints.families.timm_architectures import EVAS, VISION_TRANSFORMERS
+from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
+from vitcli.checkpoints.families.timm_architectures import VISION_TRANSFORMERS
 from vitcli.checkpoints.family import (
     FILTERS,
     IMAGENET,
@@ -22,6 +20,7 @@ from vitcli.checkpoints.family import (
     Settings,
     To,
     Variant,
+    flag,
     fused,
     is_list,
     is_number,
@@ -30,6 +29,8 @@ from vitcli.checkpoints.family import (
     refuse,
     rows,
     section,
+    side,
+    size,
     triple,
     validated,
 )
@@ -93,7 +94,6 @@ def patch_bias(found: Mapping[str, Any]) -> bool:
 
 
 RESIZE = {"position_table.resize": "bicubic_antialias", "position_table.resize_dtype": "float32"}
-
 POOLS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -238,7 +238,6 @@ SPLIT_GATE = Variant(
     when=(BLOCK + "mlp.fc1_g.weight",),
     renames={"vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")},
 )
-
 # VisionTransformer, and the originals of DeiT, MAE and I-JEPA
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
 # Rank-5 patches are Qwen's; q_bias is Eva's.
@@ -262,7 +261,6 @@ VARIANTS = (
     DISTILLED,
     HEADLESS_DISTILLED,
 )
-
 VIT = Family(
     name="timm-vit",
     library=LIBRARY,
@@ -290,7 +288,7 @@ VIT = Family(
         "proj_bias": To("_biased", flag),
     },
     ignored=(
-        *hugging_face.IGNORED,
+        *HF_IGNORED,
         *IGNORED,
         "fc_norm",
         "final_norm",
@@ -329,200 +327,4 @@ ORIGINAL = Family(
         Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),  # deit3
     ),
 )
-
-# Eva: DINOv3, the ViTs with RoPE in place of a table, and EVA
-ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference", "index": "index"}
-SHARED_SETTINGS = {
-    **SETTINGS,
-    "num_reg_tokens": To("registers"),
-    "use_pre_transformer_norm": To("ln_pre", hugging_face.flag),
-    "swiglu_mlp": To("mlp", {True: "gated", False: "plain"}),
-}
-UNSUPPORTED = {
-    "attn_only_layer_scale": only(False),
-    "attn_type": only("eva"),
-    "num_kv_heads": only(),
-    "rope_grid_indexing": only("ij"),
-    "rope_grid_offset": only(0, 0.0),
-    "use_post_norm": only(False),
-}
-ROPE_SETTINGS = {
-    f"{where}{key}": to
-    for where in ("architecture.", "")
-    for key, to in {
-        "rope_type": To("rope.coordinates", ROPE_COORDINATES),
-        "rope_temperature": To("rope.theta", float),
-        "rope_layout": To("rope.layout"),
-        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
-        "ref_feat_shape": To("rope.reference_grid", size),
-        "scale_attn_inner": To("attention.inner_norm", flag),
-        "scale_mlp": To("mlp_norm", flag),
-        "use_abs_pos_emb": To("_table", flag),
-        "use_rot_pos_emb": To("_turned", flag),
-    }.items()
-}
-EVA_IGNORED = (
-    *hugging_face.IGNORED,
-    *IGNORED,
-    "head_init_scale",
-    "qkv_fused",
-    "swiglu_align_to",
-    "use_fc_norm",
-    "use_post_transformer_norm",
-    # move the coordinates while training only
-    "rope_jitter_coords",
-    "rope_rescale_coords",
-    "rope_shift_coords",
-)
-MLP_NORM: Renames = {"vit.blocks.{i}.feed_forward.norm": BLOCK + "mlp.norm"}
-EVA_VARIANTS = (
-    CLASSIFIER,
-    NO_CLASSIFIER,
-    Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),
-    SPLIT_GATE,
-    Variant(when=(BLOCK + "mlp.norm.weight",), renames=MLP_NORM),
-    Variant(
-        when=(BLOCK + "attn.q_bias",),
-        renames={
-            "vit.blocks.{i}.attention.qkv": None,
-            "vit.blocks.{i}.attention.qkv.weight": BLOCK + "attn.qkv.weight",
-            "vit.blocks.{i}.attention.qkv.q_bias": BLOCK + "attn.q_bias",
-            "vit.blocks.{i}.attention.qkv.v_bias": BLOCK + "attn.v_bias",
-        },
-    ),
-)
-
-
-def _position(found: Mapping[str, Any]) -> str:
-    """A table on the tokens, rotations of queries and keys, or both (EVA-02)."""
-    kinds = (found["_table"] and "learned", found["_turned"] and "rope2d")
-    return "+".join(kind for kind in kinds if kind) or "none"
-
-
-def _where_turned(default: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """`default` where nothing turns; what turns has to be said."""
-
-    def read(found: Mapping[str, Any]) -> Any:
-        if "rope" in found["position"]:
-            raise KeyError("rope")
-        return default
-
-    return read
-
-
-def gated_activation(found: Mapping[str, Any]) -> str:
-    """Separate or packed, a gated MLP here is SwiGLU; the plain one is always exact GELU."""
-    return "silu" if found["mlp"] == "gated" else "gelu"
-
-
-def _unscaled(found: Mapping[str, Any]) -> tuple[int, int]:
-    """Coordinates that are scaled to a grid need one that is said; others read none."""
-    if found["rope.coordinates"] == "reference":
-        raise KeyError("rope.reference_grid")
-    return 16, 16
-
-
-ROPE = Family(
-    name="timm-eva-rope",
-    library=LIBRARY,
-    preprocess=preprocess,
-    verified="tiny random models, from files with and without config.json",
-    signature=(
-        "patch_embed.proj.weight",
-        BLOCK + "attn.qkv.weight",
-        BLOCK + "gamma_1",
-    ),
-    absent=("pos_embed", "rope.freqs"),
-    renames={**RENAMES, **QKV},
-    settings={
-        **SHARED_SETTINGS,
-        **UNSUPPORTED,
-        **ROPE_SETTINGS,
-        "attn_type": only("eva", "rope"),
-        "architecture.rope_grid_indexing": To("rope.first_axis", {"xy": "columns"}),
-        "architecture.use_abs_pos_emb": only(False),
-        "use_abs_pos_emb": only(False),
-        "architecture.use_rot_pos_emb": only(True),
-        "use_rot_pos_emb": only(True),
-    },
-    ignored=EVA_IGNORED,
-    decides={
-        "position": "rope2d",
-        "activation": gated_activation,
-        "patch_bias": patch_bias,
-        "rope.reference_grid": _unscaled,
-    },
-    needs=(
-        *("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
-        "rope.reference_grid",
-    ),
-    packed_gate=True,
-    flatten=flattened(EVAS),
-    variants=EVA_VARIANTS,
-)
-# The same with a table besides; its names are DeiT III's too, so that one comes first.
-ROPE_TABLE = replace(
-    ROPE,
-    name="timm-eva-rope-table",
-    signature=(*ROPE.signature, "pos_embed"),
-    absent=("rope.freqs", "norm_pre.weight", BLOCK + "attn.q_bias"),
-    settings={
-        **ROPE.settings,
-        "architecture.use_abs_pos_emb": only(True),
-        "use_abs_pos_emb": only(True),
-    },
-    decides={**ROPE.decides, **RESIZE, "position": "learned+rope2d"},
-    unproven=("position",),
-    any_prefix_rows=True,
-)
-# EVA, and the small ones of EVA-02, whose table has RoPE besides: the names are the same.
-EVA = Family(
-    name="timm-eva",
-    library=LIBRARY,
-    preprocess=preprocess,
-    verified="tiny random models, from files with config.json",
-    signature=(
-        "patch_embed.proj.weight",
-        "pos_embed",
-        BLOCK + "attn.qkv.weight",
-        BLOCK + "attn.q_bias",
-        BLOCK + "mlp.fc1.bias",
-    ),
-    renames={**RENAMES, **QKV},
-    settings={**SHARED_SETTINGS, **UNSUPPORTED, **ROPE_SETTINGS},
-    ignored=EVA_IGNORED,
-    decides={
-        **RESIZE,
-        "patch_bias": patch_bias,
-        "position": _position,
-        "rope.coordinates": _where_turned("index"),
-        "rope.theta": _where_turned(10000.0),
-        "rope.layout": _where_turned("interleaved"),
-        "rope.reference_grid": _where_turned((16, 16)),
-        "activation": gated_activation,
-    },
-    needs=(
-        *("heads", "norm_eps", "pooling", "position", "rope.coordinates", "rope.theta"),
-        *("rope.layout", "rope.reference_grid"),
-    ),
-    unproven=("norm_placement",),  # the enormous one is post-norm, under the same names
-    packed_gate=True,
-    flatten=flattened(EVAS),
-    any_prefix_rows=True,
-    variants=EVA_VARIANTS,
-)
-# The larger ones of EVA-02: q, k and v apart, norms within the MLP and, for CLIP, the attention.
-APART = tuple(f"{BLOCK}attn.{part}_proj" for part in "qkv")
-EVA02 = replace(
-    EVA,
-    name="timm-eva02",
-    signature=("patch_embed.proj.weight", APART[1] + ".weight", BLOCK + "norm1.weight"),
-    renames={
-        **{k: v for k, v in EVA.renames.items() if k != "vit.blocks.{i}.attention.qkv"},
-        "vit.blocks.{i}.attention.qkv.weight": fused(*(part + ".weight" for part in APART)),
-        "vit.blocks.{i}.attention.qkv.q_bias": APART[0] + ".bias",
-        "vit.blocks.{i}.attention.qkv.v_bias": APART[2] + ".bias",
-        "vit.blocks.{i}.attention.norm": BLOCK + "attn.norm",
-    },
-)
-FAMILIES = (ROPE, EVA, EVA02, ORIGINAL, VIT, ROPE_TABLE)
+FAMILIES = (ORIGINAL, VIT)
