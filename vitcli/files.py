@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -356,6 +357,17 @@ def printable(path: str | bytes | os.PathLike[str]) -> str:
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else _escape(c) for c in name)
+
+
+SHOWN = 3
+"""Names in a message."""
+
+
+def first_names(names: Collection[str], count: int | None = None) -> str:
+    """The first three names as text, and how many more there are, of `count` or of all."""
+    rest = (len(names) if count is None else count) - SHOWN
+    shown = ", ".join(map(printable, itertools.islice(names, SHOWN)))
+    return shown + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _escape(character: str) -> str:

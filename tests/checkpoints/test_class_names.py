@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+import vitcli
 from vitcli.checkpoints.load import class_names, load_weights, save_snapshot
 
 NAMES = [f"kind, {i}" for i in range(12)]
@@ -31,6 +32,17 @@ def test_names_come_in_the_order_of_the_outputs_and_stay_with_the_weights(tmp_pa
     assert loaded.config.classes == tuple(NAMES)
     save_snapshot(tmp_path / "own", loaded.config, loaded.encoder)
     assert load_weights(str(tmp_path / "own")).config.classes == tuple(NAMES)
+
+
+def test_names_are_converted_and_a_users_own_go_first(tmp_path: Path) -> None:
+    source = published(tmp_path / "hf", NAMES)
+    vitcli.convert(source, tmp_path / "own")
+    assert vitcli.load(tmp_path / "own").config.classes == tuple(NAMES)
+    mine = [f"mine {i}" for i in range(12)]
+    loaded = vitcli.load(source, set={"classes": mine})
+    assert loaded.config.classes == tuple(mine)
+    vitcli.convert(loaded, tmp_path / "mine")
+    assert vitcli.load(tmp_path / "mine").config.classes == tuple(mine)
 
 
 def test_placeholders_are_no_names(tmp_path: Path) -> None:

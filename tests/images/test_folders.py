@@ -61,6 +61,47 @@ def layout(*names: str) -> list[tuple[str | None, str | None]]:
             ["train_station/1.png", "test_tube/2.png", "tv_set/3.png"],
             [(None, "train_station"), (None, "test_tube"), (None, "tv_set")],
         ),
+        (
+            ["TrainingSet/cat/1.png", "valset/dog/2.png", "eval data/cat/3.png", "Extra/4.png"],
+            [("train", "cat"), ("val", "dog"), ("val", "cat"), ("other", None)],
+        ),
+        # unpaired sets of two domains: one pair of splits, the rest is neither
+        (
+            ["trainA/1.png", "testA/2.png", "trainB/3.png", "testB/4.png"],
+            [("train", None), ("test", None), ("other", None), ("other", None)],
+        ),
+        # upper case with spaces around
+        (
+            ["TRAIN /cat/1.png", " Val/cat/2.png", "TEST/3.png"],
+            [("train", "cat"), ("val", "cat"), ("test", None)],
+        ),
+        # classes called like splits, under a split
+        (
+            ["train/test/1.png", "train/train/2.png", "train/dev/3.png", "val/test/4.png"],
+            [("train", "test"), ("train", "train"), ("train", "dev"), ("val", "test")],
+        ),
+        # a folder that only holds images or annotations is no class (Tiny ImageNet, YOLO)
+        (
+            ["train/n01/images/1.png", "train/n02/images/2.png", "val/images/3.png"],
+            [("train", "n01"), ("train", "n02"), ("val", None)],
+        ),
+        (["images/1.png", "labels/2.png"], [(None, None), (None, None)]),
+        (
+            ["train/images/1.png", "train/labels/1.png", "valid/images/2.png"],
+            [("train", None), ("train", None), ("val", None)],
+        ),
+        (["images/train/a/1.png", "images/val/b/2.png"], [("train", "a"), ("val", "b")]),
+        (["images/1.png", "text/2.png"], [(None, "images"), (None, "text")]),
+        # one class alone in validation; classes with folders inside; images beside folders
+        (
+            ["cover.png", "train/a/1.png", "train/b/x/y/2.png", "val/b/3.png", "train/4.png"],
+            [("other", None), ("train", "a"), ("train", "b"), ("val", "b"), ("train", None)],
+        ),
+        # an accent as macOS writes it and as others do is one class; other characters stay
+        (
+            ["train/cafe\u0301/1.png", "val/caf\u00e9/2.png", "val/\u6a39 /3.png"],
+            [("train", "caf\u00e9"), ("val", "caf\u00e9"), ("val", "\u6a39 ")],
+        ),
         # a class may be called like a split
         (["bus/1.png", "train/1.png", "car/1.png"], [(None, c) for c in ("bus", "train", "car")]),
         # the class outside, the split inside
@@ -75,6 +116,7 @@ def layout(*names: str) -> list[tuple[str | None, str | None]]:
             [("train", None), ("val", None)],
         ),
         (["x-train-00.tar/1.png", "x-val-00.tar/2.png"], [("train", None), ("val", None)]),
+        (["MyTrainSet0.tar/1.png", "MyTestSet0.tar/2.png"], [("train", None), ("test", None)]),
     ],
 )
 def test_layouts(names: list[str], expected: list[tuple[str | None, str | None]]) -> None:
@@ -107,9 +149,34 @@ def test_hidden_folders_and_those_of_other_programs_are_left_out_with_a_count(
     assert len(found.items) == 5 and found.classes == ("cat",)
     assert found.skipped == {HIDDEN: 6, ".txt": 1}
     assert found.lines() == [
-        "no splits, 5 images, 5 with a class; 1 classes: cat",
+        "no splits, 5 images, 5 with a class; 1 class: cat",
         f"left out: 6 {HIDDEN}, 1 .txt",
     ]
+
+
+def test_lists_beside_images_and_links_to_folders(tmp_path: Path) -> None:
+    """Class names with gaps, a class that is a link, a CSV and lists of files in the folder."""
+    elsewhere = tmp_path / "elsewhere"
+    for place in ("0/1.png", "7/1.png", "10/1.png", "10/2.png"):
+        picture(elsewhere / place, len(place))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("0", "10"):
+        (folder / name).symlink_to(elsewhere / name)
+    picture(folder / "7" / "b.png", 3)
+    (folder / "labels.csv").write_text("0/1.png,zero\n")
+    for name in ("train.txt", "val.txt"):
+        (folder / name).write_text("0/1.png\n")
+    (folder / "7" / "loop").symlink_to(folder)
+    found = read_folder(folder)
+    assert found.classes == ("0", "7", "10")
+    assert [(item.entry.name, item.label) for item in found.items] == [
+        ("0/1.png", "0"),
+        ("10/1.png", "10"),
+        ("10/2.png", "10"),
+        ("7/b.png", "7"),
+    ]
+    assert found.skipped == {".csv": 1, ".txt": 2}
 
 
 def test_labels_of_shards_and_their_splits(tmp_path: Path) -> None:

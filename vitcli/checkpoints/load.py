@@ -208,8 +208,9 @@ def plan_weights(
     config, preprocess_by, notes = _with_preprocess(config, checkpoint, family, preset, overrides)
     if image_size:
         config = for_input_size(config, image_size)
-    names = class_names(configs.get("config.json"), config.encoder.head_out)
-    config = config.model_copy(update={"classes": names})
+    if config.classes is None:
+        names = class_names(configs.get("config.json"), config.encoder.head_out)
+        config = config.model_copy(update={"classes": names})
     notes = (*_notes(match, tower, checkpoint), *notes)
     return Plan(config, encoder, checkpoint, match, parts, settled, preprocess_by, notes)
 
@@ -283,7 +284,7 @@ def _with_preprocess(
     name = Path(checkpoint.source).name or checkpoint.source
     layers.set(Setting(("name",), name, "the source"))
     for setting in overrides:
-        if setting.path == ("name",):
+        if setting.path in (("name",), ("classes",)):
             layers.set(setting)
     whole = validate(ModelConfig, layers)
     if chosen and by is None:

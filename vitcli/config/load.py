@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -487,6 +487,19 @@ class ModelRequest:
         """Run by the encoder's own library: by `--engine reference`, or by its name."""
         names = (self.preset, self.weights)
         return self.engine == REFERENCE or any(name and split_library(name)[0] for name in names)
+
+    def repeated(self, place: int) -> ModelRequest:
+        """The same encoder with the random weights of the seed `place` further on.
+
+        Raises:
+            VitcliError: its weights are a checkpoint's.
+        """
+        if place and self.weights is not None:
+            raise VitcliError(
+                f"--seeds: repeats random weights (got --weights {self.weights})",
+                "leave --seeds out: checkpoints are compared over images",
+            )
+        return replace(self, seed=self.seed + place)
 
     def _check_library(self) -> None:
         """Refuse what an encoder that its library runs unchanged cannot follow."""

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -142,11 +142,12 @@ def write_onnx(
     path: Path,
     opset: int = OPSET,
     check: Callable[[Path], None] = lambda written: None,
+    metadata: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write a graph whose batch is free and whose height and width are those of `images`.
 
     `check` sees the whole file before it takes the place of an older one; where it raises, the
-    older one stays.
+    older one stays. `metadata` is kept in the model's `metadata_props`.
 
     Returns the files written: `path`, and `path` + `.data` with the weights where all together
     would pass protobuf's 2 GiB. Files take their places when they are whole.
@@ -176,6 +177,7 @@ def write_onnx(
             exit_code=1,
         ) from error
     assert program is not None
+    program.model.metadata_props.update(metadata or {})
     size = sum(p.numel() * p.element_size() for p in graph.parameters())
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         program.save(Path(folder) / path.name, external_data=size > LARGEST_SINGLE_FILE)

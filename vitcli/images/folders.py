@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from vitcli.images.sources import (
     list_members,
 )
 
+_HEAD = 1 << 14
+"""Bytes by which a mark distinguishes contents."""
 _MORE_SUFFIXES = {".avif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", ".svg", ".mpo"}
 _NOT_IMAGES = {".pdf", ".mpg", ".mpeg", ".h5", ".hdf", ".bufr", ".grib"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -44,13 +47,18 @@ HIDDEN = "hidden or of a tool"
 
 SPLITS = {
     **dict.fromkeys(("train", "training", "trainval"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("unlabeled", "unlabelled"), "unlabeled"),
 }
 """Names of folders, in lower case, that are splits, and which one each is."""
 _NO_NEWS = {"set", "data", "dataset", "image", "images", "imgs", "img", "split", "folder"}
 """Words beside a split's in a folder's name that say nothing."""
+_CONTAINERS = {
+    *("images", "image", "imgs", "img", "jpegimages", "data"),
+    *("labels", "label", "masks", "mask", "annotations", "annotation"),
+}
+"""Names of folders, in lower case, that are no classes where there are no others beside them."""
 Place = tuple[str | None, str | None]
 """(split, class) of an image; None where there is none."""
 
@@ -191,21 +199,36 @@ def _folders(name: str) -> tuple[str, ...]:
         if not part.lower().endswith(".tar"):
             found.append(part)
             continue
-        words = [word for word in re.split(r"[^a-z]+", part.lower()) if word in SPLITS]
-        if len(words) == 1 and not any(f.lower() in SPLITS for f in found):
-            found.append(words[0])
+        split, _ = split_of(part[:-4])
+        if split and not any(map(_is_split, found)):
+            found.append(split)
     return tuple(f for f in found if f not in ("", "."))
+
+
+def _is_split(name: str) -> bool:
+    return name.strip().lower() in SPLITS
 
 
 def split_of(name: str) -> tuple[str | None, str]:
     """The split that a folder is named for, and what else its name says.
 
-    `train`, `Training_Set` and `train2017` say the same; `train_seg` says `seg` besides.
+    `train`, `Training_Set`, `trainset` and `train2017` say the same; `train_seg` and `trainSeg` say
+    `seg` besides.
     """
-    words = re.findall(r"[^\W\d_]+", name.lower())
-    splits = [word for word in words if word in SPLITS]
-    rest = " ".join(word for word in words if word not in SPLITS and word not in _NO_NEWS)
-    return (SPLITS[splits[0]], rest) if len(splits) == 1 else (None, rest)
+    if _is_split(name):
+        return SPLITS[name.strip().lower()], ""
+    words = [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+", name)]
+    roles = [_role(word) for word in words]
+    splits = [role for role in roles if role]
+    pairs = zip(words, roles, strict=True)
+    rest = " ".join(word for word, role in pairs if not role and word not in _NO_NEWS)
+    return (splits[0], rest) if len(splits) == 1 else (None, rest)
+
+
+def _role(word: str) -> str | None:
+    """The split that a word means, also with `set` and the like at its end."""
+    known = (word, *(word.removesuffix(end) for end in _NO_NEWS))
+    return next((SPLITS[name] for name in known if name in SPLITS), None)
 
 
 @dataclass(frozen=True)
@@ -219,6 +242,8 @@ class Layout:
     """What the names of the splits say besides."""
     doubled: frozenset[str] = frozenset()
     """Splits with all their images in a folder of the split's own name: train/train/cat."""
+    classless: frozenset[str | None] = frozenset()
+    """Splits whose folders are called `images` and the like: val/images."""
 
     def place(self, name: str, label: str = "") -> Place:
         """Split and class of an image by its name; `label` is what its shard says of it."""
@@ -230,20 +255,34 @@ class Layout:
             split = role if role and rest == self.rest else "other"
             folders = folders[: self.split_at] + folders[self.split_at + 1 :]
             folders = folders[own in self.doubled :]
-        named = folders[0] if folders and split not in ("unlabeled", "other") else None
-        return split, label or named
+        aside = split in ("unlabeled", "other") or split in self.classless
+        named = label or (folders[0] if folders and not aside else None)
+        # macOS decomposes what other systems compose: an é is one name, however it is written
+        return split, named and unicodedata.normalize("NFC", named)
 
 
 def read_layout(names: Iterable[str]) -> Layout:
     """What the folders of some names are.
 
-    Splits, in any letter case, are `train training trainval val valid validation dev test testing
-    unlabeled`, also within a name (`training_set`, `train2017`): where all top folders are, or
+    Splits, in any letter case, are named in `SPLITS`, also within a name (`training_set`,
+    `train2017`): where all top folders are, or
     where one for training stands beside one to evaluate on that says nothing else (then what else
     there is belongs to neither), or where each class has such folders inside. Otherwise the top
-    folders are classes: a class may be called `train` beside `bus` and `car`.
+    folders are classes: a class may be called `train` beside `bus` and `car`. Folders that are all
+    called `images`, `labels` and the like are no classes.
     """
     folders = {_folders(name) for name in names}
+    layout = _layout(folders)
+    named: dict[str | None, set[str]] = {}
+    for own in folders:
+        split, label = layout.place("/".join((*own, "")))
+        named.setdefault(split, set()).update({label.lower()} if label else ())
+    containers = (split for split, labels in named.items() if labels and labels <= _CONTAINERS)
+    return replace(layout, classless=frozenset(containers))
+
+
+def _layout(folders: set[tuple[str, ...]]) -> Layout:
+    """The same before its classes are looked at."""
     shared = _shared(folders)
     below: dict[str, set[str]] = {}
     for own in folders:
@@ -253,14 +292,14 @@ def read_layout(names: Iterable[str]) -> Layout:
         doubled = frozenset(top for top, inside in below.items() if inside == {top})
         return Layout(shared, 0, rest, doubled)
     inside = {name for own in below.values() for name in own}
-    if len(below) > 1 and all(name.lower() in SPLITS for name in inside):
+    if len(below) > 1 and all(map(_is_split, inside)):
         return Layout(shared, 1)
     return Layout(shared, None)
 
 
 def _splits_beside(names: set[str]) -> str | None:
     """What the names of the splits among top folders say besides; None where there are none."""
-    if names and all(name.lower() in SPLITS for name in names):
+    if names and all(map(_is_split, names)):
         return ""
     roles: dict[str, set[str | None]] = {}
     for name in names:
@@ -275,7 +314,7 @@ def _shared(folders: set[tuple[str, ...]]) -> int:
     first, last = min(folders, default=()), max(folders, default=())
     shortest = min(map(len, folders), default=0)
     at = 0
-    while at < shortest - 1 and first[at] == last[at] and first[at].lower() not in SPLITS:
+    while at < shortest - 1 and first[at] == last[at] and not _is_split(first[at]):
         at += 1
     return at
 
@@ -319,7 +358,8 @@ class ImageFolder:
             named = sum(item.label is not None for item in self.items)
             found.append(f"no splits, {len(self.items):,} images, {named:,} with a class")
         shown = ", ".join(map(printable, self.classes[:6])) + ", ..." * (len(self.classes) > 6)
-        text = f"{len(self.classes):,} classes: {shown}" if self.classes else "no classes"
+        count = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
+        text = f"{count}: {shown}" if self.classes else "no classes"
         lines = [f"{'; '.join(found)}; {text}"]
         if self.skipped:
             most = self.skipped.most_common(5)
@@ -368,6 +408,19 @@ def _digest(entry: Entry) -> bytes:
             return hashlib.file_digest(file, "sha256").digest()
     except (OSError, ImageError):
         return b""
+
+
+def content_mark(entry: Entry) -> str:
+    """16 hexadecimal digits from how an image's bytes begin; empty where they cannot be read."""
+    try:
+        if not os.path.isfile(entry.source):  # noqa: PTH113 (any name; a pipe would block)
+            return ""
+        with Path(entry.source).open("rb") as file:
+            file.seek(max(entry.offset, 0))
+            head = file.read(_HEAD if entry.offset < 0 else min(_HEAD, entry.size))
+    except (OSError, ValueError):
+        return ""
+    return hashlib.blake2b(head, digest_size=8).hexdigest()
 
 
 def read_folder(folder: str | Path, any_suffix: bool = False) -> ImageFolder:

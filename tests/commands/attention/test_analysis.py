@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from scipy import stats
 
+import vitcli
 from tests.commands.sources import tiny_model
 from vitcli.commands.attention.analysis import OutlierCut, attn_entropy
 from vitcli.commands.attention.weights import (
@@ -201,3 +202,63 @@ def test_uniform_attention_under_a_mask_is_smooth(
             for x in (attn_entropy(encoder, photos[0], query="cls").models[0].layers[0].by_image)
         ] == [True]
         assert attn_entropy(encoder, photos[0], query="cls").verdict_code == "undefined"
+
+
+def fresh(seed: int = 0, **settings: int) -> Model:
+    keys = {"hidden": 24, "depth": 2, "heads": 3, "mlp_hidden": 48, "patch_size": 8, **settings}
+    chosen = {f"encoder.{key}": value for key, value in keys.items()}
+    return vitcli.load(set=chosen, seed=seed, image_size=16, device="cpu")
+
+
+def test_random_weights_are_compared_seed_by_seed(photos: list[str]) -> None:
+    """The means, and the interval of the paired differences, are those of single runs by hand."""
+    sizes = (0, 12)
+    both = [fresh(seed=3, registers=count) for count in sizes]
+    result = attn_entropy(both, photos, seeds=4)
+    single = {
+        (count, seed): attn_entropy(fresh(seed, registers=count), photos).models[0].layers
+        for count in sizes
+        for seed in range(3, 7)
+    }
+    for count, encoder in zip(sizes, result.models, strict=True):
+        assert encoder.weights == "random (seeds 3 to 6)" and encoder.seeds == (3, 4, 5, 6)
+        for place, layer in enumerate(encoder.layers):
+            alone = [single[count, seed][place] for seed in encoder.seeds]
+            values = [one.entropy_normalised for one in alone]
+            assert layer.by_seed == pytest.approx(values, abs=1e-12)
+            assert layer.entropy_normalised == pytest.approx(np.mean(values), abs=1e-12)
+            assert layer.seed_spread == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+            by_image = np.mean([one.by_image for one in alone], axis=0)
+            assert layer.by_image == pytest.approx(by_image, abs=1e-12)
+            assert layer.image_spread == pytest.approx(np.std(by_image, ddof=1), abs=1e-12)
+            spreads = [one.head_spread for one in alone]
+            assert layer.head_spread == pytest.approx(np.mean(spreads), abs=1e-12)
+    last = [encoder.layers[-1].by_seed for encoder in result.models]
+    gaps = np.subtract(*last) * (1 if np.mean(last[0]) > np.mean(last[1]) else -1)
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert f"{gaps.mean():.4f} [{low:.4f}, {high:.4f}] above" in result.verdict
+    assert "paired over 4 seeds on 3 images, 95% confidence" in result.verdict
+    assert result.verdict_code == ("distinguished" if low > 0 else "cannot be distinguished")
+
+
+def test_seeds_that_agree_name_a_winner_and_one_seed_never_does(photos: list[str]) -> None:
+    """With a tenth of the queries' and keys' scale attention is nearly uniform, for every seed."""
+    flat, sharp = ({"set": {"encoder.init_std": std}} for std in (0.002, 0.5))
+    encoders = [
+        vitcli.load(
+            set={"encoder.hidden": 24, "encoder.heads": 3, "encoder.depth": 1, **how["set"]},
+            image_size=32,
+            device="cpu",
+        )
+        for how in (sharp, flat)
+    ]
+    result = attn_entropy(encoders, photos, seeds=3)
+    assert result.verdict_code == "distinguished"
+    once = attn_entropy(encoders, photos)
+    assert once.verdict_code == "one seed" and "--seeds 5 repeats them" in once.verdict
+    assert attn_entropy([encoders[0], encoders[0]], photos, seeds=3).verdict_code == "identical"
+
+
+def test_weights_that_are_not_random_have_no_seed_to_repeat(photos: list[str]) -> None:
+    with pytest.raises(VitcliError, match="has no seed to repeat"):
+        attn_entropy(model(), photos, seeds=2)

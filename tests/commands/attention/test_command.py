@@ -91,6 +91,16 @@ def test_two_presets_side_by_side(photos: list[str]) -> None:
     assert "describe the architecture" in answer["verdict"]
 
 
+def test_several_seeds_on_the_command_line(photos: list[str], tmp_path: Path) -> None:
+    plot = ("--plot", tmp_path / "seeds.svg", "--overlay", tmp_path / "maps.svg")
+    text = run(*photos, "--registers", "0,2", "--seeds", "3", *plot).stdout
+    assert "± seeds" in text and "paired over 3 seeds on 2 images" in " ".join(text.split())
+    assert "and 3 seeds" in (tmp_path / "seeds.svg").read_text()
+    answer = json.loads(run(*photos, "--registers", "0,2", "--seeds", "3", "--json").stdout)
+    assert [model["seeds"] for model in answer["models"]] == [[0, 1, 2]] * 2
+    assert all(len(layer["by_seed"]) == 3 for layer in answer["models"][0]["layers"])
+
+
 def test_pictures_are_drawn(photos: list[str], tmp_path: Path) -> None:
     maps, curves = tmp_path / "maps.png", tmp_path / "curves.svg"
     run(*photos, "--overlay", maps, "--rollout", "--fuse", "max", "--plot", curves)
@@ -134,6 +144,8 @@ def test_an_unreadable_image_leaves_the_others_answered(photos: list[str], tmp_p
         (["--registers", "two"], "whole numbers"),
         (["--preset", "vit-b61"], "vit-b16"),
         (["--weights", "x.pt", "--registers", "4"], "trained with"),
+        (["--seeds", "3", "--weights", "x.pt"], "repeats random weights"),
+        (["--seeds", "0"], "--seeds"),
         (["--plot", "curve.txt"], ".png"),
     ],
 )

@@ -201,7 +201,7 @@ def test_another_job_is_refused_and_says_what_changed(
     with pytest.raises(VitcliError, match=r"preprocess\.filter \w+ -> nearest$"):
         run(tiny_model("preprocess.filter=nearest"), folder, out)
     Image.new("RGB", (9, 9)).save(folder / "zz.png")
-    with pytest.raises(VitcliError, match=r"inputs: 1 new \(new: zz\.png\)$"):
+    with pytest.raises(VitcliError, match=r"inputs: 1 added \(zz\.png\)$"):
         run(model, folder, out)
     (folder / "zz.png").unlink()
     (tmp_path / "copy").mkdir()

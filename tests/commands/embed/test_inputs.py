@@ -30,4 +30,4 @@ def test_members_of_one_name_stay_two_in_the_order_of_the_shard(tmp_path: Path) 
 def test_the_difference_names_examples(tmp_path: Path) -> None:
     before = write_inputs([Entry(n, n) for n in "abcd"], tmp_path, 9)
     after = write_inputs([Entry(n, n) for n in "acdef"], tmp_path, 9)
-    assert difference(before.path, after.path) == "2 new and 1 gone (gone: b, new: e)"
+    assert difference(before.path, after.path) == "2 added (e, f), 1 removed (b)"

@@ -56,6 +56,18 @@ def test_a_graph_that_differs_leaves_the_file_that_was_there(
     assert file.read_bytes() == b"a good one" and list(tmp_path.iterdir()) == [file]
 
 
+def test_class_names_are_in_the_graph(tmp_path: Path) -> None:
+    names = ["dog, wet", "Hündchen", "10"]
+    head = ["--set=encoder.head=linear", "--set=encoder.head_out=3"]
+    given = f"--set=classes={json.dumps(names)}"
+    file = tmp_path / "small.onnx"
+    result = runner.invoke(app, ["export", str(file), *SMALL_SIZE, *head, given, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["classes"] == names
+    held = onnxruntime.InferenceSession(str(file)).get_modelmeta().custom_metadata_map
+    assert json.loads(held["classes"]) == names
+
+
 def test_operator_sets_have_bounds(tmp_path: Path) -> None:
     file = tmp_path / "small.onnx"
     file.write_bytes(b"a good one")

@@ -11,6 +11,7 @@ from tests.commands.train.sources import SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.inputs import (
     Input,
+    Inputs,
     assign,
     held_out,
     read_inputs,
@@ -143,6 +144,9 @@ def test_unchanged_files_go_on(place: Path) -> None:
         ("move", "1 moved (red/3.png to blue/other/3.png)"),
         ("rename", "1 renamed (red/3.png to red/new.png)"),
         ("edit", "1 changed (red/3.png)"),
+        ("edit in place", "1 changed (red/3.png)"),
+        ("replace", "1 added (red/new.png), 1 removed (red/3.png)"),
+        ("move and rename", "1 moved (red/3.png to blue/other/new.png)"),
     ],
 )
 def test_changed_files_are_refused_by_name(place: Path, change: str, said: str) -> None:
@@ -156,6 +160,15 @@ def test_changed_files_are_refused_by_name(place: Path, change: str, said: str) 
         (red / "3.png").rename(other / "3.png")
     elif change == "rename":
         (red / "3.png").rename(red / "new.png")
+    elif change == "move and rename":
+        other.mkdir()
+        shutil.copy(red / "3.png", other / "new.png")  # with a new time of change
+        (red / "3.png").unlink()
+    elif change == "replace":  # by another picture of as many bytes
+        (red / "new.png").write_bytes((red / "3.png").read_bytes()[::-1])
+        (red / "3.png").unlink()
+    elif change == "edit in place":
+        (red / "3.png").write_bytes((red / "3.png").read_bytes()[::-1])
     else:
         (red / "3.png").write_bytes((red / "3.png").read_bytes() + b"more")
     with pytest.raises(VitcliError) as caught:
@@ -165,6 +178,24 @@ def test_changed_files_are_refused_by_name(place: Path, change: str, said: str) 
     if change != "add":
         with pytest.raises(VitcliError, match="not those of the run"):
             resumed(place, accept_new_data=True)
+
+
+def test_without_contents_only_a_single_pair_has_moved_or_another_name() -> None:
+    """A run of an older release, or a large one, knows sizes alone."""
+
+    def difference(before: str, after: str) -> str:
+        stored, now = (
+            Inputs(("a", "b"), tuple(Input(n, 9, "train", n[0]) for n in names.split()))
+            for names in (before, after)
+        )
+        with pytest.raises(VitcliError) as caught:
+            same_inputs(stored, now, "x")
+        return caught.value.message.partition("run: ")[2]
+
+    assert difference("a/1 a/2 b/3", "a/1 a/2 a/3") == "1 moved (b/3 to a/3)"
+    assert difference("a/1 a/2 b/3", "a/1 a/4 b/3") == "1 renamed (a/2 to a/4)"
+    assert difference("a/1 a/2", "a/3 a/4") == "2 added (a/3, a/4), 2 removed (a/1, a/2)"
+    assert difference("a/1 a/2", "a/1 b/3") == "1 added (b/3), 1 removed (a/2)"
 
 
 def test_accepted_files_train_and_no_other_moves(place: Path) -> None:
@@ -211,6 +242,7 @@ def test_new_files_of_a_validation_split_stay_unseen(tmp_path: Path) -> None:
         "[" * 9000,
         '{"classes": ["a"]}\n["x", 1, "elsewhere", "a"]',
         '{"classes": ["a"]}\n["x", true, "val", "a"]',
+        '{"classes": ["a"]}\n["x", 1, "val", "a", 7]',
     ],
 )
 def test_a_tampered_list_is_an_error(tmp_path: Path, text: str) -> None:

@@ -28,7 +28,7 @@ from vitcli.commands.attention.weights import (
 )
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.loading import as_model
+from vitcli.loading import as_model, load_model
 from vitcli.measures import CONFIDENCE, mean_interval
 from vitcli.model import Model, Prepared, image_batches, stacked
 from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
@@ -83,6 +83,7 @@ def attn_entropy(
     layers: str | None = None,
     outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
     background: Color = (255, 255, 255),
+    seeds: int = 1,
     watch: Watch = no_watch,
     progress: Progress = QUIET,
 ) -> AttentionResult:
@@ -93,12 +94,14 @@ def attn_entropy(
         images: paths, PIL images or (H, W, 3) arrays; by default a built-in image.
         query: all, cls, patch or "ROW,COL": the queries over which to average.
         layers: the blocks to report, as "3,7,11" or "-1"; by default all.
-        watch: called with each batch after its statistics.
+        seeds: of random weights, from the model's own seed on: means are over all of them.
+        watch: called with each batch of the first seed after its statistics.
 
     Raises:
-        VitcliError: a query or a layer that an encoder does not have; a library that returns no
-            attention between all tokens; attention or tokens that are not finite, with the block
-            where that begins (exit code 1).
+        VitcliError: `seeds` above 1 for weights that are not random; a query or a layer that an
+            encoder does not have; a library that returns no attention between all tokens;
+            attention or tokens that are not finite, with the block where that begins (exit
+            code 1).
     """
     single = isinstance(models, Model | str | PathLike)
     sources: Iterable[Any] = [models] if single else models  # type: ignore[assignment]
@@ -109,20 +112,26 @@ def attn_entropy(
     for source in sources:
         model = as_model(source, by_library=True)
         blocks = parse_layers(layers, model.config.encoder.depth)
-        unread: list[FailedImage] = []
-        seen: list[SeenImage] = []
-        samples: list[AttentionSamples] = []
-        for batch in image_batches(model, pictures, background, unread):
-            pixels = stacked(model, batch)
-            with model.runner.kernels():
-                part = observe_attention(model.encoder, pixels, query, _name(model))
-                watch(model, batch, pixels)
-            seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
-            samples.append(part)
-            progress(len(seen) + len(unread), max(len(pictures), 1))
+        draws: list[list[AttentionSamples]] = []
+        for place in range(seeds):
+            drawn = _redrawn(model, place) if place else model
+            unread: list[FailedImage] = []
+            seen: list[SeenImage] = []
+            samples: list[AttentionSamples] = []
+            for batch in image_batches(drawn, pictures, background, unread):
+                pixels = stacked(drawn, batch)
+                with drawn.runner.kernels():
+                    part = observe_attention(drawn.encoder, pixels, query, _name(drawn))
+                    if not place:
+                        watch(drawn, batch, pixels)
+                seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
+                samples.append(part)
+                done = place * max(len(pictures), 1) + len(seen) + len(unread)
+                progress(done, seeds * max(len(pictures), 1))
+            draws.append(samples)
         failed += [failure for failure in unread if failure not in failed]
         if samples:
-            answers.append(_encoder(model, tuple(seen), samples, outlier_cut))
+            answers.append(_encoder(model, tuple(seen), draws, outlier_cut))
             chosen.append(blocks)
     code, words = verdict(answers)
     return AttentionResult(
@@ -142,25 +151,41 @@ def _name(model: Model) -> str:
     return f"{model.name} ({model.weights})"
 
 
+def _redrawn(model: Model, place: int) -> Model:
+    """The same encoder with the random weights of a later seed."""
+    if model.request is None or not model.fresh:
+        raise VitcliError(
+            f"{_name(model)}: has no seed to repeat",
+            "give a preset or a config, or leave seeds out",
+        )
+    return load_model(model.request.repeated(place), by_library=True)
+
+
 def _encoder(
     model: Model,
     images: tuple[SeenImage, ...],
-    samples: Sequence[AttentionSamples],
+    draws: Sequence[Sequence[AttentionSamples]],
     cut: OutlierCut,
 ) -> EncoderAttention:
+    """`draws` are the samples of all images, once for each seed."""
+    samples = [part for own in draws for part in own]
     tokens = {part.tokens for part in samples}
-    heads = torch.cat([part.heads for part in samples], dim=1)  # (L, b, H, F)
-    normalized = heads[..., FIELDS.index("entropy_share")]  # (L, b, H)
+    heads = torch.cat([part.heads for part in samples], dim=1)  # (L, S b, H, F)
+    normalized = heads[..., FIELDS.index("entropy_share")].unflatten(1, (len(draws), -1))
+    first = model.request.seed if model.request and model.fresh else None
+    seeds = () if first is None else tuple(range(first, first + len(draws)))
+    weights = f"random (seeds {first} to {seeds[-1]})" if len(draws) > 1 else model.weights
     layers = []
     for block in range(len(heads)):
         norms = torch.cat([part.patch_norms[block].flatten() for part in samples])
         layers.append(_layer(block + 1, heads[block], normalized[block], norms, cut))
     return EncoderAttention(
         name=model.name,
-        weights=model.weights,
+        weights=weights,
         device=str(model.device),
         dtype=model.dtype_name,
         fresh=model.fresh,
+        seeds=seeds,
         registers=model.config.encoder.registers,
         tokens=tokens.pop() if len(tokens) == 1 else None,
         heads=heads.shape[2],
@@ -174,7 +199,7 @@ def _encoder(
 def _layer(
     block: int, samples: Tensor, normalized: Tensor, norms: Tensor, cut: OutlierCut
 ) -> LayerAttention:
-    """(b, H, F) samples, (b, H) normalized entropies and all patch norms of one block."""
+    """(S b, H, F) samples, (S, b, H) normalized entropies and all patch norms of one block."""
     mean = _Means(samples.mean((0, 1)))
     by_head = samples.mean(0)  # (H, F)
     median = float(norms.median())
@@ -183,8 +208,9 @@ def _layer(
         layer=block,
         entropy=mean["entropy"],
         entropy_normalised=float(normalized.mean()),
-        head_spread=_deviation(normalized.mean(0)),
-        image_spread=_deviation(normalized.mean(1)),
+        head_spread=_deviation(normalized.mean(1)),
+        image_spread=_deviation(normalized.mean((0, 2))),
+        seed_spread=_deviation(normalized.mean((1, 2))),
         entropy_cls=mean.optional("entropy_cls"),
         entropy_patches=mean["entropy_patches"],
         entropy_registers=mean.optional("entropy_registers"),
@@ -194,9 +220,10 @@ def _layer(
         patch_norm_max=float(norms.max()),
         outlier_cut=limit,
         outlier_share=float((norms > limit).double().mean()),
-        by_image=tuple(normalized.mean(1).tolist()),
+        by_image=tuple(normalized.mean((0, 2)).tolist()),
+        by_seed=tuple(normalized.mean((1, 2)).tolist()),
         heads=tuple(
-            _head(head, _Means(values), float(normalized[:, head - 1].mean()))
+            _head(head, _Means(values), float(normalized[..., head - 1].mean()))
             for head, values in enumerate(by_head, start=1)
         ),
     )
@@ -236,16 +263,17 @@ class _Means:
 
 
 def _deviation(values: Tensor) -> float | None:
-    """Sample standard deviation; None for a single value."""
-    return float(values.std()) if len(values) > 1 else None
+    """Sample standard deviation along the last axis, mean over others; None for one value."""
+    return float(values.std(-1).mean()) if values.shape[-1] > 1 else None
 
 
 def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
-    """A code and one line: whose last layer is smoother, where the images distinguish them.
+    """A code and one line: whose last layer is smoother, where images or seeds distinguish them.
 
     Encoders are compared by the paired differences of their normalized entropies image by image,
-    with Student's interval; with k encoders each of the k - 1 comparisons with the smoothest has
-    its confidence raised to 1 - 0.05 / (k - 1) (Bonferroni).
+    or, of random weights, seed by seed, with Student's interval; with k encoders each of the
+    k - 1 comparisons with the smoothest has its confidence raised to 1 - 0.05 / (k - 1)
+    (Bonferroni).
     """
     if not encoders:
         return "no image", "no image could be read"
@@ -259,9 +287,6 @@ def verdict(encoders: Sequence[EncoderAttention]) -> tuple[str, str]:
     elif all(_same(first, other) for other in rest):
         code = "identical"
         text = f"identical: {len(ranked)} encoders with the same attention in every layer and head"
-    elif any(encoder.fresh for encoder in encoders):
-        code = "one seed"
-        text = f"{_figures(ranked)}; one seed of random weights cannot show whether others differ"
     else:
         code, text = _ranking(first, rest)
     if any(encoder.fresh for encoder in encoders):
@@ -275,28 +300,36 @@ def _same(a: EncoderAttention, b: EncoderAttention) -> bool:
 
 
 def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple[str, str]:
-    pairs = [(other, *_paired(first, other, len(rest))) for other in rest]
-    shared = min(images for _, images, *_ in pairs)
+    everyone = (first, *rest)
+    fresh = any(encoder.fresh for encoder in everyone)
+    unit = "seed" if fresh else "image"
+    pairs = [(other, *_paired(first, other, len(rest), fresh)) for other in rest]
+    shared = min(count for _, count, *_ in pairs)
     if shared < 2:
-        figures = _figures((first, *rest))
-        return "one image", f"{figures}; one image cannot show whether they differ on other images"
+        one = "one seed of random weights" if fresh else "one image"
+        repeats = "; --seeds 5 repeats them" if all(encoder.fresh for encoder in everyone) else ""
+        more = repeats if fresh else " on other images"
+        text = f"{_figures(everyone)}; {one} cannot show whether they differ{more}"
+        return f"one {unit}", text
     facts = [
         f"{mean:.4f} [{low:.4f}, {high:.4f}] above {_title(other)}"
         for other, _, mean, low, high in pairs
     ]
     together = " for all comparisons together" if len(rest) > 1 else ""
-    images = f"paired over {shared} images, {CONFIDENCE:.0%} confidence{together}"
+    seen = len(first.images)
+    on = f" on {seen} image{'s' * (seen != 1)}" if fresh else ""
+    paired = f"paired over {shared} {unit}s{on}, {CONFIDENCE:.0%} confidence{together}"
     if all(low > 0 for *_, low, _ in pairs):
         return "distinguished", (
             f"smoothest in its last layer: {_title(first)}, at {_spread(first.layers[-1])} of "
-            f"uniform attention, {', '.join(facts)}; {images}"
+            f"uniform attention, {', '.join(facts)}; {paired}"
         )
     names = [_title(other) for other, _, _, low, _ in pairs if not low > 0]
     return "cannot be distinguished", (
         f"{' and '.join([_title(first), *names])} do not differ significantly in their last "
         "layers: "
         f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
-        f"{', '.join(facts)}; {images}"
+        f"{', '.join(facts)}; {paired}"
     )
 
 
@@ -306,18 +339,22 @@ def _figures(encoders: Sequence[EncoderAttention]) -> str:
 
 
 def _paired(
-    a: EncoderAttention, b: EncoderAttention, comparisons: int
+    a: EncoderAttention, b: EncoderAttention, comparisons: int, by_seed: bool
 ) -> tuple[int, float, float, float]:
-    """Images that both read, and the mean difference of a - b on them with its interval."""
-    of_b = {image.path: value for image, value in _last(b)}
-    gaps = [value - of_b[image.path] for image, value in _last(a) if image.path in of_b]
+    """Images or seeds that both have, and the mean of a - b over them with its interval."""
+    of_a, of_b = (_last(encoder, by_seed) for encoder in (a, b))
+    gaps = [value - of_b[key] for key, value in of_a.items() if key in of_b]
     if not gaps:
         return 0, math.nan, math.nan, math.nan
     return len(gaps), *mean_interval(gaps, 1 - (1 - CONFIDENCE) / comparisons)
 
 
-def _last(encoder: EncoderAttention) -> Iterable[tuple[SeenImage, float]]:
-    return zip(encoder.images, encoder.layers[-1].by_image, strict=True)
+def _last(encoder: EncoderAttention, by_seed: bool) -> dict[str | int, float]:
+    """The last layer's normalized entropies by seed or by the image's path."""
+    layer = encoder.layers[-1]
+    if by_seed:
+        return dict(zip(encoder.seeds, layer.by_seed, strict=False))  # a checkpoint has no seed
+    return dict(zip((image.path for image in encoder.images), layer.by_image, strict=True))
 
 
 def _title(encoder: EncoderAttention) -> str:
@@ -326,5 +363,6 @@ def _title(encoder: EncoderAttention) -> str:
 
 def _spread(layer: LayerAttention) -> str:
     spreads = {"heads": layer.head_spread, "images": layer.image_spread}
+    spreads["seeds"] = layer.seed_spread
     facts = [f"±{value:.4f} over {what}" for what, value in spreads.items() if value is not None]
     return f"{layer.entropy_normalised:.4f}" + (f" ({', '.join(facts)})" if facts else "")

@@ -34,6 +34,16 @@ def attn_entropy(
     ] = None,
     *,
     models: EncodersOptions,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds",
+            min=1,
+            metavar="N",
+            help="Repeat with the random weights of N seeds, from --seed on, and compare the "
+            "encoders seed by seed. --overlay draws the first.",
+        ),
+    ] = 1,
     query: Annotated[
         str,
         typer.Option(
@@ -101,13 +111,14 @@ def attn_entropy(
     Entropy is divided by the log of the number of tokens that a query can attend to, so 1 is
     uniform attention, also under a mask. Attention distance is a mean over attention to patches;
     attention to CLS and registers is left out. Several encoders are compared on the same images:
-    one is called smoother only if the 95% interval of the paired differences excludes 0, and
-    never among random weights, which are one seed's.
+    one is called smoother only if the 95% interval of the paired differences excludes 0. The
+    pairs are images, or with random weights the seeds of --seeds.
 
     \b
     Examples:
       vitcli attn-entropy photo.jpg --weights runs/a --overlay maps.png
       vitcli attn-entropy *.jpg --registers 0,4 --plot entropy.png
+      vitcli attn-entropy *.jpg --registers 0,4 --seeds 10
       vitcli attn-entropy *.jpg --weights A --weights B --layers -1 --json
       vitcli attn-entropy photo.jpg --weights A --engine reference
     """
@@ -125,6 +136,7 @@ def attn_entropy(
         raise VitcliError(f"--scale {scale}: unknown (expected shared or panel)", "--scale shared")
     requests = models.to_requests(engine)
     for request in requests:
+        request.repeated(seeds - 1)
         if request.weights is None and not request.by_library:
             request.fresh_config()  # a bad config is an error before torch is loaded
     color = parse_color(background)
@@ -152,6 +164,7 @@ def attn_entropy(
             layers=layers,
             outlier_cut=cut,
             background=color,
+            seeds=seeds,
             watch=maps if overlay else analysis.no_watch,
             progress=bar,
         )

@@ -20,7 +20,7 @@ class ClsMass:
 
 @dataclass(frozen=True)
 class HeadAttention:
-    """One head of one block, means over images. Entropies in nats."""
+    """One head of one block, means over images and seeds. Entropies in nats."""
 
     head: int
     """Counted from 1."""
@@ -42,15 +42,18 @@ class HeadAttention:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One block, means over heads and images. Blocks are counted from 1."""
+    """One block, means over heads, images and seeds. Blocks are counted from 1."""
 
     layer: int
     entropy: float
     entropy_normalised: float
     head_spread: float | None
-    """Standard deviation of the normalized entropy over heads; None with a single head."""
+    """Standard deviation of the normalized entropy over heads, mean over seeds; None with a
+    single head."""
     image_spread: float | None
     """Standard deviation of the normalized entropy over images; None with a single image."""
+    seed_spread: float | None
+    """Standard deviation of the normalized entropy over seeds; None with a single seed."""
     entropy_cls: float | None
     entropy_patches: float
     entropy_registers: float | None
@@ -62,7 +65,9 @@ class LayerAttention:
     """Patch tokens with a larger norm, as the block leaves them, are outliers."""
     outlier_share: float
     by_image: tuple[float, ...]
-    """Normalized entropy of each image, mean over heads, in the order of `images`."""
+    """Normalized entropy of each image, mean over heads and seeds, in the order of `images`."""
+    by_seed: tuple[float, ...]
+    """Normalized entropy with each seed's weights, mean over heads and images, as `seeds`."""
     heads: tuple[HeadAttention, ...]
 
 
@@ -84,6 +89,8 @@ class EncoderAttention:
     device: str
     dtype: str
     fresh: bool
+    seeds: tuple[int, ...]
+    """Of random weights; empty for a checkpoint."""
     registers: int
     tokens: int | None
     """Tokens of every sequence; None where the images give different numbers."""

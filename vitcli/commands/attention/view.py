@@ -145,11 +145,12 @@ def _comparison(models: Sequence[EncoderAttention]) -> Table:
     grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name in ("last block", "weights"):
         grid.add_column(name)
-    for name in ("reg.", "tokens", "share", "± heads", "± images", "px", "outl."):
+    by_seed = ("± seeds",) if any(len(model.seeds) > 1 for model in models) else ()
+    for name in ("reg.", "tokens", "share", "± heads", "± images", *by_seed, "px", "outl."):
         grid.add_column(name, justify="right")
     for model in models:
         last = model.layers[-1]
-        spreads = (last.head_spread, last.image_spread)
+        spreads = (last.head_spread, last.image_spread, *[last.seed_spread for _ in by_seed])
         grid.add_row(
             escape(model.name),
             escape(model.weights),
@@ -206,6 +207,8 @@ def figure(result: AttentionResult) -> Any:
         shown = _by_head(axes, model)
     bottom.colorbar(shown, ax=list(panels), label="entropy (1: uniform)", shrink=0.9)
     count = plural(max(len(model.images) for model in models), "image")
+    repeats = max(len(model.seeds) for model in models)
+    count += f" and {repeats} seeds" if repeats > 1 else ""
     caption(drawing, f"band: ± standard deviation over heads; means over {count}")
     return drawing
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitcli.errors import VitcliError
-from vitcli.files import as_new, is_folder, printable
+from vitcli.files import SHOWN, as_new, first_names, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.folders import Walk
 from vitcli.images.sources import Entry
@@ -263,9 +263,9 @@ def _record(entry: Entry) -> tuple[bytes, int, bytes, bytes]:
 
 
 def difference(before: Path, after: Path) -> str:
-    """How two lists of inputs differ, with an example of each kind, in a few words."""
-    gone = new = 0
-    examples: list[str] = []
+    """How two lists of inputs differ, with examples of each kind, in a few words."""
+    counts = Counter[str]()
+    examples: dict[str, list[str]] = {"added": [], "removed": []}
     with before.open("rb") as old, after.open("rb") as now:
         tagged = heapq.merge(
             ((Entry.from_line(line), 0) for line in old),
@@ -273,13 +273,16 @@ def difference(before: Path, after: Path) -> str:
             key=lambda item: item[0].key,
         )
         for entry, sides in _by_key(tagged):
-            if len(sides) == 2:
-                continue
-            gone, new = gone + (sides == {0}), new + (sides == {1})
-            if len(examples) < 2:
-                examples.append(f"{'new' if sides == {1} else 'gone'}: {printable(entry.name)}")
-    facts = [f"{new:,} new"] * bool(new) + [f"{gone:,} gone"] * bool(gone)
-    return f"{' and '.join(facts)} ({', '.join(examples)})" if facts else "members of a shard moved"
+            if len(sides) == 1:
+                kind = "added" if 1 in sides else "removed"
+                counts[kind] += 1
+                examples[kind] += [entry.name] * (counts[kind] <= SHOWN)
+    facts = [
+        f"{counts[kind]:,} {kind} ({first_names(names, counts[kind])})"
+        for kind, names in examples.items()
+        if names
+    ]
+    return ", ".join(facts) or "members of a shard moved"
 
 
 def _by_key(tagged: Iterable[tuple[Entry, int]]) -> Iterator[tuple[Entry, set[int]]]:

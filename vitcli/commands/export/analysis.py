@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ class ExportResult(Result):
     tolerance: float
     checked_batches: tuple[int, ...]
     versions: dict[str, str]
+    classes: tuple[str, ...] = ()
+    """What the outputs mean: a JSON list under `classes` in the graph's metadata."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def export(
 ) -> ExportResult:
     """Write an encoder as an ONNX graph at its input size, for any batch size.
 
-    The graph is compared with plain torch before PATH is replaced.
+    The graph is compared with plain torch before PATH is replaced. The names of a classifier's
+    outputs are in its metadata, as a JSON list under `classes`.
 
     Args:
         model: a `Model` in float32 on the CPU, or what `vitcli.load` takes.
@@ -120,7 +124,9 @@ def export(
                 exit_code=1,
             )
 
-    files = write_onnx(graph, images, path, opset, check)
+    names = model.config.classes or ()
+    metadata = {"classes": json.dumps(names)} if names else {}
+    files = write_onnx(graph, images, path, opset, check, metadata)
     written = onnx.load(str(path), load_external_data=False)
     return ExportResult(
         model=model_info(model),
@@ -131,6 +137,7 @@ def export(
         max_error=largest(errors),
         tolerance=TOLERANCE,
         checked_batches=CHECKED_BATCHES,
+        classes=tuple(names),
         versions={
             "torch": torch.__version__,
             "onnx": onnx.__version__,

@@ -39,7 +39,8 @@ def export(
 ) -> None:
     """Write an encoder as an ONNX graph of any batch size, checked against plain torch.
 
-    Weights above 2 GiB go to OUT.onnx.data beside it. Needs the extra `onnx`.
+    Weights above 2 GiB go to OUT.onnx.data beside it. The names of a classifier's outputs are in
+    the graph's metadata, as a JSON list under `classes`. Needs the extra `onnx`.
 
     \b
     Examples:
@@ -121,6 +122,9 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
         for tensor in tensors:
             grid.add_row(tensor.name, kind, "(" + ", ".join(map(str, tensor.shape)) + ")")
     yield grid
+    if result.classes:
+        shown = ", ".join(result.classes[:5]) + ", ..." * (len(result.classes) > 5)
+        yield f"classes in the metadata: {escape(shown)}"
     batches = " and ".join(map(str, result.checked_batches))
     yield (
         f"checked against eager at batch {batches}: largest difference {result.max_error:.1e} "

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitcli.commands.train.inputs import (
+    SMALL_SET,
     Inputs,
     assign,
     derived_seed,
@@ -184,8 +185,6 @@ def mix_batch(
     return mix(images, targets, lam, box)
 
 
-SMALL_SET = 20_000
-"""Images up to which copies are looked for without --check."""
 NO_LABEL = -1
 """Of a validation image that cannot be read: it counts nowhere."""
 

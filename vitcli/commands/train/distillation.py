@@ -19,6 +19,7 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import TrainConfig
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
+from vitcli.files import first_names
 from vitcli.images.folders import class_order
 from vitcli.loading import load_model
 from vitcli.measures import all_finite
@@ -87,9 +88,8 @@ def load_teacher(
             "label_names in config.json, classes in config.yaml)",
         )
     if missing := class_order(set(classes) - set(names)):
-        rest = f" and {len(missing) - 3:,} more" * (len(missing) > 3)
         raise VitcliError(
-            f"{subject}: has no output for {', '.join(missing[:3])}{rest}",
+            f"{subject}: has no output for {first_names(missing)}",
             "train a teacher on the same classes",
         )
     if not all_finite(logits):

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write, printable
+from vitcli.files import atomic_write, first_names, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError, decode
-from vitcli.images.folders import ImageFolder, class_order
+from vitcli.images.folders import ImageFolder, class_order, content_mark
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import EXAMPLE, Entry, content
 
 SIDES = ("train", "val", "test", "unused", "unreadable")
-SHOWN = 3
-"""Names in a message."""
+SMALL_SET = 20_000
+"""Images up to which copies are looked for without --check, and contents are remembered."""
 
 
 def derived_seed(seed: int, *place: str | int) -> int:
@@ -43,6 +43,14 @@ class Input:
     """One of SIDES."""
     label: str
     """The class; empty for a file of a published set."""
+    mark: str = ""
+    """A digest of how its content begins; empty where it is not known."""
+
+    def is_changed(self, before: Input) -> bool:
+        """Whether a file of one path is another image than `before`."""
+        if self.mark and before.mark and self.mark != before.mark:
+            return True
+        return (self.size, self.label) != (before.size, before.label)
 
 
 @dataclass
@@ -146,7 +154,7 @@ def side_notes(inputs: Inputs) -> list[str]:
         if missing:
             alone = inputs.drawn and side is val and single.issuperset(missing)
             reason = " (a class of one image trains)" if alone else ""
-            notes.append(f"without a {what} image: {_names(missing)}{reason}")
+            notes.append(f"without a {what} image: {first_names(missing)}{reason}")
     return notes
 
 
@@ -168,13 +176,6 @@ def _size(entry: Entry) -> int:
         return -1
 
 
-def _names(names: Iterable[str]) -> str:
-    """The first few of some names, as text."""
-    names = list(names)
-    shown = ", ".join(map(printable, names[:SHOWN]))
-    return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
-
-
 def published_files(path: Path) -> tuple[Input, ...]:
     """The files of a published set, for a resumed run to know them again."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -194,14 +195,14 @@ def same_inputs(
     Raises:
         VitcliError: files were added, removed, moved, renamed or changed.
     """
+    if any(image.mark for image in stored.images):
+        now = replace(now, images=marked(now.images, now.entries))
     before = {image.path: image for image in stored.images}
     after = {image.path: image for image in now.images}
     added = [after[path] for path in after if path not in before]
     removed = [before[path] for path in before if path not in after]
     changed = [
-        path
-        for path, image in after.items()
-        if path in before and (image.size, image.label) != (before[path].size, before[path].label)
+        path for path, image in after.items() if path in before and image.is_changed(before[path])
     ]
     added, removed, moved, renamed = _pairs(added, removed)
     hint = "restore the files, or start another run with another --out"
@@ -213,7 +214,7 @@ def same_inputs(
     ]
     if not accept_new:
         lists.insert(0, ("added", [image.path for image in added]))
-    wrong = [f"{len(names):,} {what} ({_names(names)})" for what, names in lists if names]
+    wrong = [f"{len(names):,} {what} ({first_names(names)})" for what, names in lists if names]
     if wrong:
         if added and not accept_new and len(wrong) == 1:
             hint = "remove them, or add --accept-new-data: they train, and every old file stays"
@@ -223,7 +224,7 @@ def same_inputs(
     strange = class_order({image.label for image in added} - set(stored.classes))
     if strange:
         raise VitcliError(
-            f"{printable(folder)}: the run has no class {_names(strange)}",
+            f"{printable(folder)}: the run has no class {first_names(strange)}",
             "start another run: vitcli train DATA --weights RUN --out DIR",
         )
     # What the folder keeps for validation or test stays unseen, new files there included.
@@ -244,33 +245,63 @@ def same_inputs(
 def _pairs(
     added: list[Input], removed: list[Input]
 ) -> tuple[list[Input], list[Input], list[str], list[str]]:
-    """What was added and removed, without the files that only moved or have another name."""
+    """What was added and removed, without the files that only moved or have another name.
+
+    Contents decide, where they are known. Else a file of the same size and name has moved, or one
+    of the same size and folder has another name, if there is only one such pair.
+    """
     moved: list[str] = []
     renamed: list[str] = []
-    by_size: dict[int, list[Input]] = defaultdict(list)
-    for image in added:
-        by_size[image.size].append(image)
-    rest = []
-    for old in removed:
-        same_size = by_size[old.size]
-        named = [new for new in same_size if Path(new.path).name == Path(old.path).name]
-        beside = [new for new in same_size if Path(new.path).parent == Path(old.path).parent]
-        found = next(iter(named or beside), None)
-        if found is None:
-            rest.append(old)
-            continue
-        same_size.remove(found)
-        (moved if named else renamed).append(f"{old.path} to {found.path}")
-    left = [image for images in by_size.values() for image in images]
-    return sorted(left, key=lambda image: image.path), rest, moved, renamed
+    left, rest = ({image.path: image for image in images} for images in (added, removed))
+
+    def match(key: Callable[[Input], tuple[object, ...]], known: bool) -> None:
+        olds, news = (_by(images.values(), key) for images in (rest, left))
+        for value, old in olds.items():
+            new = news.get(value, [])
+            if known != bool(old[0].mark) or not (known or len(old) == len(new) == 1):
+                continue
+            for before, after in zip(old, new, strict=False):
+                stays = Path(before.path).parent == Path(after.path).parent
+                (renamed if stays else moved).append(f"{before.path} to {after.path}")
+                del rest[before.path], left[after.path]
+
+    def content(image: Input) -> tuple[object, ...]:
+        return image.size, image.mark
+
+    for known in (True, False):
+        match(lambda image: (*content(image), Path(image.path).name), known)
+        match(lambda image: (*content(image), Path(image.path).parent), known)
+    match(content, True)
+    return [*left.values()], [*rest.values()], moved, renamed
+
+
+def _by(
+    images: Iterable[Input], key: Callable[[Input], tuple[object, ...]]
+) -> dict[tuple[object, ...], list[Input]]:
+    found: dict[tuple[object, ...], list[Input]] = defaultdict(list)
+    for image in images:
+        found[key(image)].append(image)
+    return found
+
+
+def marked(images: Sequence[Input], entries: dict[str, Entry]) -> tuple[Input, ...]:
+    """The images, those of a small set with the digests of their contents."""
+    if len(images) > SMALL_SET:
+        return tuple(images)
+    return tuple(
+        image
+        if image.mark or image.path not in entries
+        else replace(image, mark=content_mark(entries[image.path]))
+        for image in images
+    )
 
 
 def write_inputs(path: Path, inputs: Inputs) -> None:
-    """A line of the classes, then one per image: path, size, side, class."""
+    """A line of the classes, then one per image: path, size, side, class, digest if known."""
     with atomic_write(path) as file:
         file.write(json.dumps({"classes": inputs.classes}).encode() + b"\n")
-        for image in inputs.images:
-            row = [image.path, image.size, image.side, image.label]
+        for image in marked(inputs.images, inputs.entries):
+            row = [image.path, image.size, image.side, image.label, image.mark]
             file.write(json.dumps(row).encode() + b"\n")
 
 
@@ -299,7 +330,8 @@ def read_inputs(path: Path) -> Inputs | None:
 
 
 def _row(values: object) -> Input:
-    if not isinstance(values, list) or [type(value) for value in values] != [str, int, str, str]:
+    kinds = (str, int, str, str, str)
+    if not isinstance(values, list) or tuple(map(type, values)) not in (kinds[:4], kinds):
         raise ValueError("not an input")
     found = Input(*values)
     if found.side not in SIDES:
@@ -316,7 +348,7 @@ def repeats(folder: ImageFolder, inputs: Inputs) -> list[str]:
     for what, key in (("classes", "label"), ("splits", "split")):
         found = [pair for pair in pairs if getattr(pair[0], key) != getattr(pair[1], key)]
         if found:
-            names = _names(f"{one.entry.name} = {other.entry.name}" for one, other in found)
+            names = first_names([f"{one.entry.name} = {other.entry.name}" for one, other in found])
             notes.append(f"the same file in two {what}: {len(found):,} ({names})")
     return notes
 

@@ -21,6 +21,7 @@ from vitcli.config.training import TrainConfig, launched
 from vitcli.config.variants import HEADS, POOLINGS
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
+from vitcli.files import first_names
 from vitcli.measures import all_finite
 from vitcli.nn.adapters import adapt_heads, adapters
 from vitcli.nn.attention import decayed_names
@@ -114,8 +115,8 @@ class OutputMap:
     def line(self) -> str:
         """What became of the classifier, in a line."""
         kept = f"{len(self.rows)} of the weights' outputs kept by name"
-        new = f"; new: {shortened(self.new)}" if self.new else ""
-        left = f"; left out: {shortened(self.left)}" if self.left else ""
+        new = f"; new: {first_names(self.new)}" if self.new else ""
+        left = f"; left out: {first_names(self.left)}" if self.left else ""
         return kept + new + left
 
 
@@ -132,12 +133,6 @@ def map_outputs(given: Sequence[str], classes: Sequence[str]) -> OutputMap:
         tuple(name for name in classes if name not in used),
         tuple(name for name in given if name and name not in place),
     )
-
-
-def shortened(names: Sequence[str], most: int = 3) -> str:
-    """The first few names."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
