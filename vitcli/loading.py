@@ -23,7 +23,7 @@ from vitcli.config.load import (
     ModelRequest,
     Setting,
     check_device,
-    check_table_rule,
+    check_settings,
     is_architecture,
     load_config,
     nearest,
@@ -222,7 +222,7 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
         )
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
-    check_table_rule(request.settings, config.encoder)
+    check_settings(request.settings, config)
     weights = request.weights or f"random (seed {request.seed})"
     if request.adapter:
         if of_encoder:

@@ -400,12 +400,14 @@ def check_device(name: str) -> None:
         )
 
 
-def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> None:
-    """Refuse a rule for resizing the position table where there is none.
+def check_settings(settings: Sequence[Setting], config: ModelConfig) -> None:
+    """Refuse what the encoder has nothing for: a rule for resizing a position table that is not
+    there, class names for other outputs than it has.
 
     Raises:
         VitcliError: with the option that asks for it.
     """
+    encoder = config.encoder
     for setting in settings:
         if setting.path == ("encoder", "position_table", "resize") and not (
             POSITIONS[encoder.position].resizes
@@ -414,6 +416,13 @@ def check_table_rule(settings: Sequence[Setting], encoder: EncoderConfig) -> Non
                 f"{setting.source}: the encoder does not have a position table (position: "
                 f"{encoder.position})",
                 f"leave out {setting.source.partition(' ')[0]}",
+            )
+        names = config.classes if setting.path == ("classes",) else None
+        if names is not None and len(names) != (encoder.head_out or 0):
+            raise VitcliError(
+                f"{setting.source}: wrong number of names (got {len(names)}, "
+                f"expected {encoder.head_out or 0}, one per output)",
+                "leave out classes, or name each output of the head",
             )
 
 

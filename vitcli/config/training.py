@@ -18,7 +18,7 @@ from vitcli.config.load import (
     ModelRequest,
     Setting,
     check_device,
-    check_table_rule,
+    check_settings,
     is_architecture,
     load_config,
     read_saved_config,
@@ -448,7 +448,12 @@ class TrainRequest:
                     f"train.{key} = {value}: is for weights that the config names",
                     f"--{key} {value} beside --weights {self.model.weights}",
                 )
-        check_table_rule(self.settings, config.encoder)
+        if named := [s for s in self.settings if s.path[0] == "classes"]:
+            raise VitcliError(
+                f"{named[0].source}: the classes of a run are those of its data",
+                "leave classes out; --classes FILE names the outputs of --weights",
+            )
+        check_settings(self.settings, config)
         if config.train.backbone:
             _check_backbone(config, schema.model_validate(start.data))
         lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import struct
 import sys
 import tarfile
@@ -103,6 +104,28 @@ def test_a_test_split_without_classes_leaves_the_training_images_to_be_probed() 
     assert found.is_test is None and len(found.names) == 18 and found.unlabelled == 5
 
 
+def test_validation_images_are_tested_and_test_images_only_if_asked_for(tmp_path: Path) -> None:
+    """As `train` does: val decides, test is reported once."""
+    for number, (split, count) in enumerate((("train", 6), ("dev", 3), ("TEST", 4))):
+        write_pictures(tmp_path / "in" / split, {"dark": 20, "light": 200}, count, number)
+    how = (*SMALL, "--k", "3", "--workers", "1")
+    result = CliRunner().invoke(app, ["probe", str(tmp_path / "in"), *how, "--json"])
+    assert (
+        json.loads(result.stdout)["protocol"] == "learned from 12 images, tested on 6 others (val)"
+    )
+    assert "test left out: 8 images; --test tests on it in place of val" in result.stderr
+    said = answer(tmp_path / "in", *how, "--test", "--out", tmp_path / "out")
+    assert said["protocol"] == "learned from 12 images, tested on 8 others (test)"
+    assert said["images"] == 20
+    assert answer(tmp_path / "out", "--test", "--k", "3")["protocol"] == said["protocol"]
+    for place in ("dark", "light"):
+        shutil.rmtree(tmp_path / "in" / "TEST" / place)
+    lacking = answer(tmp_path / "in", *how, "--test", code=2)
+    assert "no train and test splits with classes" in lacking["error"]
+    both = answer(tmp_path / "out", "--test", "--unlabeled", code=2)
+    assert "--test: needs classes (got --unlabeled)" in both["error"]
+
+
 def test_too_few_to_say() -> None:
     with pytest.raises(VitcliError, match="got 1 classes"):
         single(np.eye(4), ["a", "a", "b", "c"])
@@ -171,7 +194,7 @@ def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:
         write_pictures(tmp_path / "in" / split, {"dark": 20, "light": 200}, count, number)
     (tmp_path / "in/valid/dark/bad.png").write_bytes(b"")
     said = answer(tmp_path / "in", *SMALL, "--k", "3", "--workers", "1", "--out", tmp_path / "out")
-    assert said["protocol"] == "learned from 12 images, tested on 6 others"
+    assert said["protocol"] == "learned from 12 images, tested on 6 others (val)"
     assert [s["correct"] for s in said["scores"]] == [6, 6]
     assert said["failed"] == 1
     again = answer(tmp_path / "out", "--k", "3")

@@ -55,6 +55,7 @@ def probe(
     confusion: bool = False,
     projection: str | None = None,
     limit: int | None = None,
+    test: bool = False,
     out: str | os.PathLike[str] | None = None,
     tokens: str = "pooled",
     workers: int | None = None,
@@ -81,11 +82,13 @@ def probe(
         projection: pca or umap: put the vectors of the best encoder into the result, in two
             dimensions.
         limit: images of each half of a published set.
+        test: where folders give train, val and test, test on `test` in place of `val`.
         out: folder in which to keep the vectors of images.
         progress: called with the images encoded; its `line` with each note.
 
     Raises:
-        VitcliError: no classes, too few images, or scikit-learn is missing.
+        VitcliError: no classes, too few images, no test split that `test` asks for, or
+            scikit-learn is missing.
     """
     folder = Path(folder)
     single = model is None or isinstance(model, Model | str | os.PathLike)
@@ -101,7 +104,11 @@ def probe(
             progress.line(f"timing {len(models)} encoders alternately, then comparing them")
         cost = _costs(models, folder) if len(models) > 1 else []
         if labeled and images.labels is None:
-            images = with_classes(images, shard_labels(images))  # while the vectors are there
+            images = with_classes(images, shard_labels(images), test)  # while the vectors are there
+            if images.aside:
+                other = "val" if test else "test"
+                hint = "" if test else "; --test tests on it in place of val"
+                progress.line(f"{other} left out: {images.aside:,} images{hint}")
     if len(models) == 1 and out is None:  # the folder of the vectors is gone
         gone = tuple(dataclasses.replace(encoder, kept="") for encoder in images.encoders)
         images = dataclasses.replace(images, encoders=gone)

@@ -124,6 +124,13 @@ def probe(
         ),
     ] = None,
     projection: ProjectionOption = "pca",
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test",
+            help="Where the folders give train, val and test: test on test in place of val.",
+        ),
+    ] = False,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="Images of each half of a published set."),
@@ -155,10 +162,11 @@ def probe(
     """Measure how well classes can be predicted from vectors, for one encoder or several.
 
     k nearest neighbors and a linear probe, tested on images that they were not trained on. Images
-    with identical vectors stay on one side of every split. Under cross-validation the 95% interval
-    is the corrected resampled one (Nadeau and Bengio 2003). Several encoders (repeat --weights and
-    --preset) are compared on the same images: one is called best only if a paired test is
-    significant. --pool cls,mean compares the poolings of each encoder too.
+    with identical vectors stay on one side of every split. Folders called train, val and test are
+    a split, of which test stays unseen without --test. Without one, cross-validation splits; its
+    95% interval is the corrected resampled one (Nadeau and Bengio 2003). Several encoders (repeat
+    --weights and --preset) are compared on the same images: one is called best only if a paired
+    test is significant. --pool cls,mean compares the poolings of each encoder too.
 
     \b
     Examples:
@@ -180,6 +188,9 @@ def probe(
         if unlabeled or targets:
             option = "--unlabeled" if unlabeled else "--targets"
             raise VitcliError(f"--confusion: needs classes (got {option})", "leave out --confusion")
+    if test and (unlabeled or targets):
+        option = "--unlabeled" if unlabeled else "--targets"
+        raise VitcliError(f"--test: needs classes (got {option})", "leave out --test")
     if unlabeled and targets:
         raise VitcliError(
             "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"
@@ -231,6 +242,7 @@ def probe(
             confusion=confusion is not None,
             projection=projection if map_file else None,
             limit=limit,
+            test=test,
             out=out,
             tokens=tokens or "pooled",
             workers=workers,

@@ -25,7 +25,7 @@ from vitcli.model import Model
 from vitcli.results import Progress
 
 EVALUATED = ("val", "test")
-"""Splits that are tested if there is a `train` split too."""
+"""Splits of which the first that is there is tested, if there is a `train` split too."""
 _BATCH = 16
 _SEED = 0
 
@@ -59,6 +59,10 @@ class Images:
     """Images of one group stay on one side of a split."""
     failed: int = 0
     unlabelled: int = 0
+    tested: str = ""
+    """The split that is tested: val or test; empty where folders give none."""
+    aside: int = 0
+    """Labeled images of the other one, which nothing is learned from or tested on."""
 
     @property
     def regression(self) -> bool:
@@ -170,23 +174,42 @@ def shard_labels(images: Images) -> dict[str, str]:
     return {entry.name: entry.label for entry in entries if entry.label}
 
 
-def with_classes(images: Images, labels: dict[str, str] | None = None) -> Images:
+def with_classes(
+    images: Images, labels: dict[str, str] | None = None, test: bool = False
+) -> Images:
     """The images whose folders or shards give a class, with their split where there is one.
 
-    `labels` are what shards say of their members, by name. Without `train`, or without classes
-    to test on, what splits there are is probed by cross-validation.
+    As in training, `val` is tested if it is there and `test` is left out, but for the option.
+    Without `train`, or without classes to test on, what splits there are is probed by
+    cross-validation.
+
+    Args:
+        labels: what shards say of their members, by name.
+        test: `test` is tested and `val` left out.
+
+    Raises:
+        VitcliError: a test split is asked for, and there is none with classes.
     """
     layout = read_layout(images.names)
     places = [layout.place(name, (labels or {}).get(name, "")) for name in images.names]
-    splits = {split for split, label in places if label is not None}
-    given = "train" in splits and bool(splits & set(EVALUATED))
+    splits = [split if label is not None else None for split, label in places]
+    there = [split for split in EVALUATED if split in splits and "train" in splits]
+    if test and "test" not in there:
+        raise VitcliError(
+            "--test: there are no train and test splits with classes", "leave --test out"
+        )
+    tested = "test" if test else next(iter(there), "")
+    aside = [split in there and split != tested for split in splits]
     named = {"train", *EVALUATED, None}
     keep = np.array([label is not None and split in named for split, label in places], bool)
     # Cells of strings of any length; a name that cannot be printed is shown escaped.
     classes = np.array([printable(label or "") for _, label in places], dtype=object)
-    is_test = np.array([split in EVALUATED for split, _ in places], bool) if given else None
-    labeled = dataclasses.replace(images, labels=classes, is_test=is_test)
-    return dataclasses.replace(labeled.kept(keep), unlabelled=int((~keep).sum()))
+    is_test = np.array([split == tested for split in splits], bool) if tested else None
+    labeled = dataclasses.replace(
+        images, labels=classes, is_test=is_test, tested=tested, aside=sum(aside)
+    )
+    unlabelled = int((~keep).sum())
+    return dataclasses.replace(labeled.kept(keep & ~np.array(aside, bool)), unlabelled=unlabelled)
 
 
 def with_targets(images: Images, file: Path) -> Images:

@@ -74,6 +74,9 @@ class Trial:
         self.duplicates = int((np.bincount(same)[same] > 1).sum())
         if images.is_test is not None:
             self.splits, self.left_out = evaluate.given_split(images.is_test, groups)
+            if images.tested:
+                words = f"{self.splits.words} ({images.tested})"
+                self.splits = dataclasses.replace(self.splits, words=words)
             if not len(self.splits.rounds[0][1]):
                 raise VitcliError(
                     f"{printable(self.folder)}: no test image is of a class in train and "
