@@ -81,13 +81,13 @@ class Sweeper:
         """Do the work in a forked process, which starts at once; its pid.
 
         It shares this worker's pipe to pytest-xdist, and a lock that another thread held is never
-        released in it. So it ends with the worker and after three minutes, or the suite would wait.
+        released in it. So it ends with the worker and after ten minutes, or the suite would wait.
         """
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
-            signal.alarm(180)
+            signal.alarm(600)
             if sys.platform.startswith("linux"):
                 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
             if os.getppid() != parent:
@@ -129,8 +129,8 @@ def sweeper(tmp_path: Path) -> Sweeper:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait for it; half a minute without is a failure."""
-    end = time.monotonic() + 30
+    """Wait for it; five minutes without is a failure."""
+    end = time.monotonic() + 300
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -151,3 +151,13 @@ def wait(pid: int) -> int:
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert wait(pid) == -signal.SIGKILL
+
+
+def dying_when(true: Callable[[Event], bool]) -> Callable[[Event], None]:
+    """Kills the process that a sweep runs in as soon as its state is so, on any machine."""
+
+    def on_event(event: Event) -> None:
+        if true(event):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return on_event

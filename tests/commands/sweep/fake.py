@@ -1,13 +1,14 @@
-# ruff: noqa: PTH103, PTH123, SIM115
+# ruff: noqa: PTH103, PTH110, PTH123, SIM115
 """Stands in for vitcli in the sweep tests: starts in milliseconds, logs that it ran, prints JSON.
 
     python -S fake.py LOG COMMAND [--option value]... --json
 
 What it does is up to `--norm` or `--set name=`: `ok`, `crash`, `hang`, `garbage`, `silent`, `twice`
-(prints two values), `nan` (a score that is no number), `slow` (a fifth of a second), `suicide`
-(kill -9 the first time it runs with these options); with `orphan` in it, it leaves a child behind,
-with `deaf` it ignores SIGTERM. `prunable` waits to be ended where the median of at least three that
-ended is better, as Optuna's median pruner would have it.
+(prints two values), `nan` (a score that is no number), `slow` (a fifth of a second), `gate` (waits
+until the file LOG.open is there), `meet` (until two have started), `suicide` (kill -9 the first
+time it runs with these options), `once-hang` (hangs that time); with `orphan` in it, it leaves a
+child behind, with `deaf` it notes a SIGTERM and goes on. `prunable` waits to be ended where the
+median of at least three that ended is better, as Optuna's median pruner would have it.
 """
 
 import json
@@ -35,14 +36,19 @@ def main() -> int:
     if kind == "slow":
         time.sleep(0.2)
     if "deaf" in kind:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: note("told"))
         note("deaf")
+    while kind == "gate" and not os.path.exists(log + ".open"):
+        time.sleep(0.01)
+    while kind == "meet" and open(log).read().count("start ") < 2:
+        time.sleep(0.01)
+    is_first = open(log).read().count(f"start {command} {words}\n") == 1
     if "orphan" in kind and os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
-    if "hang" in kind:
-        time.sleep(60)
-    if "suicide" in kind and open(log).read().count(f"start {command} {words}\n") == 1:
+    if "hang" in kind and (is_first or "once" not in kind):
+        time.sleep(600)
+    if "suicide" in kind and is_first:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "garbage":
         print("epoch 1: loss 0.3")

@@ -6,19 +6,17 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands.sweep.conftest import Sweeper, kill, running, until, wait
+from tests.commands.sweep.conftest import Sweeper, dying_when, kill, running, until, wait
 from vitcli.commands.sweep import runner
 from vitcli.commands.sweep.runner import Event
 from vitcli.commands.sweep.spec import load_sweep
@@ -81,11 +79,10 @@ def test_failures_are_recorded_and_do_not_stop_the_others(sweeper: Sweeper) -> N
 
 
 def test_a_trial_that_hangs_is_ended_with_all_it_started(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [hang, ok]}\ntimeout: 0.3"
+    text = HEAD + "grid: {norm: [hang]}\ntimeout: 0.3"
     outcome = sweeper.run(text)
-    assert (outcome.counts.failed, outcome.counts.done) == (1, 1)
-    trials = {t.params["norm"]: t for t in sweeper.report(text).trials}
-    assert trials["hang"].error == "timed out after 0.3 s"
+    assert (outcome.counts.failed, outcome.counts.left) == (1, 0)
+    assert sweeper.report(text).trials[0].error == "timed out after 0.3 s"
     assert not any(is_held(place.path / "lock") for place in Results(sweeper.out).trials())
 
 
@@ -160,8 +157,17 @@ def test_the_time_left_goes_down_while_a_trial_runs(
 ) -> None:
     monkeypatch.setattr(runner, "EVENT_S", 0.0)
     events: list[Event] = []
-    sweeper.run(HEAD + "grid: {norm: [slow], lr: [1, 2]}", on_event=events.append)
-    second = [e.seconds_left for e in events if (e.counts.done, e.counts.running) == (1, 1)]
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        if len(seen()) > 2:
+            Path(f"{sweeper.log_file}.open").touch()
+
+    def seen() -> list[float | None]:
+        return [e.seconds_left for e in events if (e.counts.done, e.counts.running) == (1, 1)]
+
+    sweeper.run(HEAD + "zip: {norm: [ok, gate], lr: [1, 2]}", on_event=on_event)
+    second = seen()
     assert len(second) > 2
     assert all(a is not None and b is not None and a >= b for a, b in itertools.pairwise(second))
     assert events[-1].seconds_left is None
@@ -284,11 +290,10 @@ def test_24_trials_killed_three_times(sweeper: Sweeper) -> None:
         "grid: {norm: [slow, ok], lr: [0.1, 0.2, 0.3, 0.4]}\nrepeat: 3\njobs: 2\n"
         "metrics: [result.score]"
     )
-    random.seed(0)
-    for _ in range(3):
-        pid = sweeper.fork(lambda: sweeper.run(text))
-        time.sleep(random.uniform(0.3, 0.8))
-        kill(pid)
+    for finished in (3, 8, 15):
+        dying = dying_when(lambda event, finished=finished: event.counts.done >= finished)
+        pid = sweeper.fork(lambda dying=dying: sweeper.run(text, on_event=dying))
+        assert wait(pid) == -signal.SIGKILL
     done = {t.id for t in sweeper.report(text).trials if t.state == "done"}
     assert 0 < len(done) < 24
     outcome = sweeper.run(text)
@@ -333,7 +338,7 @@ def _interruptible(sweeper: Sweeper, text: str) -> int:
 
 
 def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [hang, ok]}\ntimeout: 0.5"
+    text = HEAD + "grid: {norm: [once-hang, ok]}"
 
     pid = _interruptible(sweeper, text)
     place = running(sweeper)
@@ -341,7 +346,7 @@ def test_ctrl_c_ends_the_trials_and_the_next_call_runs_them(sweeper: Sweeper) ->
     assert wait(pid) == 0
     assert place.status().state == "interrupted" and not place.is_held()
     outcome = sweeper.run(text)
-    assert (outcome.ran, outcome.counts.failed, outcome.counts.done) == (2, 1, 1)
+    assert (outcome.ran, outcome.counts.failed, outcome.counts.done) == (2, 0, 2)
 
 
 def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
@@ -350,7 +355,7 @@ def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
     pid = _interruptible(sweeper, text)
     until(lambda: len(sweeper.counts("deaf")) == 3)
     os.kill(pid, signal.SIGINT)
-    time.sleep(0.3)
+    until(lambda: len(sweeper.counts("told")) == 3)
     os.kill(pid, signal.SIGINT)
     assert wait(pid) == 0
     until(lambda: not any(place.is_held() for place in Results(sweeper.out).trials()))
@@ -392,10 +397,10 @@ def test_two_processes_do_each_trial_once(sweeper: Sweeper) -> None:
 
 def test_the_trials_of_a_process_that_dies_are_taken_over(sweeper: Sweeper) -> None:
     text = HEAD + "grid: {norm: [slow], lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}"
-    dying, living = (sweeper.fork(lambda: sweeper.run(text)) for _ in range(2))
-    until(lambda: len(sweeper.counts("start")) >= 2)
-    kill(dying)
-    assert wait(living) == 0
+    at_once = dying_when(lambda event: event.counts.running > 0)
+    pids = [sweeper.fork(lambda: sweeper.run(text)) for _ in range(2)]
+    assert wait(sweeper.fork(lambda: sweeper.run(text, on_event=at_once))) != 1
+    assert [wait(pid) for pid in pids] == [0, 0]
     assert states(sweeper, text) == {"done": 6}
     assert set(sweeper.counts("end").values()) == {1}
 

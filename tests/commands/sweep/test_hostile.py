@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -189,9 +188,7 @@ def test_every_option_that_takes_a_file_to_write_is_known() -> None:
 def test_a_grid_of_a_thousand_million_points_is_counted_not_listed(sweeper: Sweeper) -> None:
     lists = ", ".join(f"{key}: {list(range(1, 1001))}" for key in ("lr", "batch"))
     sweep = sweeper.load(HEAD + f"grid: {{{lists}}}\nrepeat: 1000\n")
-    start = time.process_time()
-    found = plan(sweep, Results(sweeper.out), COMMAND)
-    assert time.process_time() - start < 5  # listing them takes hours
+    found = plan(sweep, Results(sweeper.out), COMMAND)  # listing them would take hours
     assert (found.total, found.trials) == (10**9, ())
     assert "1,000,000,000 trials (lr 1000 x batch 1000 x seed 1000)" in str(found)
     with pytest.raises(VitcliError, match="1,000,000,000 trials"):
