@@ -97,14 +97,15 @@ def trials(values: dict[str, list[Any]]) -> tuple[list[SweepGroup], dict[str, Sw
             found[id] = SweepTrial(
                 id, "done", params, {"accuracy": number}, 1.0, 1, "", "", "", "", ""
             )
-        groups.append(SweepGroup({"norm": level}, tuple(ids), {}, {}, 1.0))
+        states = {"done": len(ids), "failed": 2}
+        groups.append(SweepGroup({"norm": level}, tuple(ids), {}, {}, 1.0, states))
     return groups, found
 
 
 def test_seeds_are_pairs_and_one_without_a_number_has_none() -> None:
     pre, post = [0.9, 0.8, 0.7, 0.95], [0.85, None, 0.6, 0.9]
     (made,) = compare_levels(*trials({"pre": pre, "post": post}), [("norm",)], "accuracy")
-    assert (made.paired, made.n, made.pairs) == (True, 3, 1)
+    assert (made.paired, made.n, made.pairs, made.left_out) == (True, 3, 1, 5)
     wanted = stats.ttest_rel([0.9, 0.7, 0.95], [0.85, 0.6, 0.9])
     assert made.p == pytest.approx(wanted.pvalue, rel=1e-12)
     assert made.difference == pytest.approx(0.2 / 3)
@@ -149,6 +150,9 @@ def test_words() -> None:
     assert comparison_text(made(p_holm=0.2, low=-0.07), {}) == (
         "norm pre and norm post cannot be distinguished (lr 0.001); a difference above 0.070 is "
         "excluded (0.031 [0.010, 0.070], 8 pairs, p 0.2)"
+    )
+    assert "8 pairs (5 trials without a number left out), p 0.004" in comparison_text(
+        made(left_out=5)
     )
     power = comparison_text(made(p_holm=0.2, seeds_needed=14), {}, 0.02)
     assert power.endswith("; 14 seeds would detect 0.02")

@@ -117,6 +117,7 @@ def _pair(
         low=low,
         high=high,
         p=p,
+        left_out=sum(sum(group.states.values()) for group in (a, b)) - len(first) - len(second),
     )
     return made, spread
 

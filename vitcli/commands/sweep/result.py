@@ -109,6 +109,8 @@ class Comparison:
     pairs: int = 0
     seeds_needed: int | None = None
     """With `--power D`: seeds per level that would detect a difference of D."""
+    left_out: int = 0
+    """Trials of both levels without a number, of which the difference knows nothing."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ def comparison_text(
         first, second, low, high, difference = second, first, -high, -low, -difference
     at = f" ({', '.join(f'{_last(k)} {text(v)}' for k, v in c.at.items())})" if c.at else ""
     count = plural(c.n, "pair" if c.paired else "trial") + ("" if c.paired else " each")
+    if c.left_out:
+        count += f" ({plural(c.left_out, 'trial')} without a number left out)"
     digits = _digits(high - low, difference)
     if c.p_holm is None:
         if difference == 0:
