@@ -246,6 +246,11 @@ def test_the_most_similar_layers_are_named_only_where_images_tell_them_apart(
     assert best is not None and errors is not None
     assert best.low < best.cka < best.high
     assert best.ties > 0 and "does not differ significantly" in result.verdict
+    assert result.verdict.endswith("95% interval over images (jackknife)")
+    fresh = Model(**{**vars(a), "fresh": True})
+    assert compare(fresh, b, photos[:12]).verdict.endswith(
+        "over images (jackknife), not over seeds: random weights are one seed's"
+    )
 
 
 def test_subtracting_is_left_out_where_patches_differ_in_size(photos: list[str]) -> None:

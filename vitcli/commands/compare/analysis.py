@@ -107,6 +107,8 @@ def compare(
     cka = together.cka()
     best = None if together.holes else together.best_pair()
     words = in_words(code, rows, best, done, tolerance, together.holes)
+    if code == "incomparable" and best and best.low is not None and (a.fresh or b.fresh):
+        words += ", not over seeds: random weights are one seed's"
     if cka.pairing:
         words += f"; {cka.pairing}"
     return CompareResult(
@@ -445,10 +447,11 @@ def _best(best: BestPair | None, on: str) -> str:
     if best.low is None or best.ties is None:
         return f"; largest CKA: {pair}, {on} (too few images for an interval)"
     pair += f" [{best.low:.3f}, {best.high:.3f}]"
+    over = f"{on}; 95% interval over images (jackknife)"
     if best.ties:
         pairs = f"{best.ties} other pair{'s' * (best.ties != 1)} of layers"
-        return f"; largest CKA: {pair}, which does not differ significantly from {pairs} {on}"
-    return f"; most similar: {pair}, {on}"
+        return f"; largest CKA: {pair}, which does not differ significantly from {pairs} {over}"
+    return f"; most similar: {pair}, {over}"
 
 
 def _size(row: LayerDifferences) -> str:
