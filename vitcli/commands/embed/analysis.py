@@ -258,7 +258,7 @@ def begin_job(
     say: Callable[[str], None],
 ) -> Job:
     """List the inputs and take the folder, or go on with what it holds."""
-    seen = _Seen(listing)
+    seen = SeenFolders(listing)
     try:
         inputs = write_inputs(seen, out, options.part_rows)
     except OSError as error:
@@ -289,7 +289,7 @@ def begin_job(
 _LARGE_BYTES = 2**30
 
 
-class _Seen:
+class SeenFolders:
     """Passes entries on and remembers their folders, to say what these were taken for."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
