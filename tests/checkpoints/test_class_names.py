@@ -36,6 +36,7 @@ def test_names_come_in_the_order_of_the_outputs_and_stay_with_the_weights(tmp_pa
 
 def test_names_are_converted_and_a_users_own_go_first(tmp_path: Path) -> None:
     source = published(tmp_path / "hf", NAMES)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(source)
     vitcli.convert(source, tmp_path / "own")
     assert vitcli.load(tmp_path / "own").config.classes == tuple(NAMES)
     mine = [f"mine {i}" for i in range(12)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -247,8 +248,7 @@ def test_the_most_similar_layers_are_named_only_where_images_tell_them_apart(
     assert best.low < best.cka < best.high
     assert best.ties > 0 and "does not differ significantly" in result.verdict
     assert result.verdict.endswith("95% interval over images (jackknife)")
-    fresh = Model(**{**vars(a), "fresh": True})
-    assert compare(fresh, b, photos[:12]).verdict.endswith(
+    assert compare(dataclasses.replace(a, fresh=True), b, photos[:12]).verdict.endswith(
         "over images (jackknife), not over seeds: random weights are one seed's"
     )
 

@@ -315,7 +315,7 @@ class SeenFolders:
             return ""
         shown = ", ".join(map(printable, classes[:5])) + ", ..." * (len(classes) > 5)
         facts = [f"splits {', '.join(splits)}"] * bool(splits)
-        facts += [f"{len(classes):,} classes: {shown}"] * bool(classes)
+        facts += [f"{len(classes):,} class{'es' * (len(classes) != 1)}: {shown}"] * bool(classes)
         return f"folders: {'; '.join(facts)}"
 
 
