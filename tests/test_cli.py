@@ -5,6 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -66,6 +71,10 @@ def test_model_options_have_one_order(name: str) -> None:
         ("encode --which e", {"ema"}),
         ("encode --width c", {"column"}),
         ("attn-entropy --scale p", {"panel"}),
+        ("presets dinov2-s", {"dinov2-s14", "dinov2-s14-reg"}),
+        ("probe x --groups p", {"parent"}),
+        ("train-shapes --init x", {"xavier_uniform"}),
+        ("sweep posi", {"position"}),
     ],
 )
 def test_values_are_completed(words: str, wanted: set[str]) -> None:
@@ -76,6 +85,59 @@ def test_values_are_completed(words: str, wanted: set[str]) -> None:
     }
     done = CliRunner().invoke(app, [], env=environment, prog_name="vitcli")
     assert wanted <= set(done.stdout.split()), done.output
+
+
+FILE_LINES = ("encode ", "encode --weights ", "params --config a", "embed x --out ", "probe ")
+NO_LINES = ("params ", "params --dtype q", "profile --batch ", "encode --seed ", "presets qqq")
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+def test_bash_completes_files_only_where_files_are_meant(tmp_path: Path) -> None:
+    """`compopt -o default` is what makes bash complete files."""
+    program = tmp_path / "vitcli"
+    program.write_text(f"#!{sys.executable}\nfrom vitcli.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    lines = [*FILE_LINES, *NO_LINES, "sweep --plot-kind h", "compare vit-ti16-"]
+    calls = []
+    for line in lines:
+        words = ["vitcli", *line.split(), *([""] if line.endswith(" ") else [])]
+        calls.append(
+            f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}\n"
+            f'_vitcli_completion vitcli {shlex.quote(words[-1])}; echo "${{COMPREPLY[*]}}"'
+        )
+    script = "\n".join(
+        [
+            "compopt() { printf '%s ' \"$@\"; }",
+            'eval "$(vitcli --show-completion bash)"',
+            *calls,
+        ]
+    )
+    environment = os.environ | {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [["-o", "default"]] * len(FILE_LINES)
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert told == [*files, *[[]] * len(NO_LINES), ["heatmap"], ["vit-ti16-timm"]], done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_has_a_completion(name: str) -> None:
+    """Without one a shell would complete files for a number or a name."""
+    from vitcli.commands import command_function
+
+    for annotation in command_function(name).__annotations__.values():
+        for info in getattr(annotation, "__metadata__", ()):
+            assert info.autocompletion or not isinstance(info, typer.models.ParameterInfo)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer import _completion_shared
 from typer.core import TyperCommand, TyperGroup
 
 from vitcli import __version__
 from vitcli.commands import ALIASES, COMMANDS, command_function
 from vitcli.errors import VitcliError
-from vitcli.ui.console import detail, duration, set_verbosity, stream, warn
+from vitcli.ui.console import BASH, detail, duration, set_verbosity, stream, warn
 
 INTERRUPTED = 130
 READER_LEFT = 128 + 13
@@ -216,6 +217,8 @@ class Program(TyperGroup):
         except (KeyboardInterrupt, BrokenPipeError) as error:
             raise typer.Exit(report(error)) from error
 
+
+_completion_shared._completion_scripts["bash"] = BASH  # what --show-completion prints
 
 app = typer.Typer(
     cls=Program,

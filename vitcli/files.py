@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Collection, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import IO, Any
 
@@ -380,3 +382,9 @@ def _escape(character: str) -> str:
 def is_folder(path: str) -> bool:
     """Also for what no file can be called; `Path.is_dir` raises for too long a name."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def filled_page(package: str, name: str, data: dict[str, Any]) -> bytes:
+    """A page of the package with its data; "<" cannot end the script element that holds them."""
+    template = (resources.files(package) / name).read_text("utf-8")
+    return template.replace("{{DATA}}", json.dumps(data).replace("<", "\\u003c")).encode()

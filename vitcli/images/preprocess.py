@@ -6,6 +6,8 @@ H, W = size of the decoded image, h, w = size of the result. Needs Pillow and nu
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -440,3 +442,12 @@ def patch_box(box: Box, row: int, column: int, grid: Grid) -> Box:
     width, height = (right - left) / grid[1], (bottom - top) / grid[0]
     x, y = left + column * width, top + row * height
     return x, y, x + width, y + height
+
+
+def small_jpeg(picture: Image.Image, side: int) -> tuple[tuple[int, int], str]:
+    """(width, height) and a JPEG as a data URL, the longer side at most `side`."""
+    small = picture.convert("RGB")
+    small.thumbnail((side, side))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=85)
+    return small.size, f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

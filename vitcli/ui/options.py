@@ -29,12 +29,28 @@ from vitcli.config.load import (
     parse_setting,
     preset_names,
 )
-from vitcli.config.schema import FitKind, ModelConfig, NormPlacement, PoolingKind, PositionKind
+from vitcli.config.schema import (
+    FitKind,
+    InitScheme,
+    ModelConfig,
+    NormPlacement,
+    PoolingKind,
+    PositionKind,
+    TableResize,
+)
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import FORMATS, answer_text, complete, note, status
+from vitcli.ui.console import (
+    FORMATS,
+    answer_text,
+    complete,
+    complete_files,
+    complete_names,
+    note,
+    status,
+)
 
 if TYPE_CHECKING:
     from vitcli.model import Model
@@ -60,21 +76,29 @@ class Output:
     ] = "table"
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            vectors = self.format in ("parquet", "npy", "safetensors")
-            raise VitcliError(
-                f"--format {self.format}: unknown (expected {', '.join(FORMATS)})",
-                f"vitcli embed PATH --out DIR --format {self.format}"
-                if vectors
-                else "--format json",
-            )
-        if self.json and self.format not in ("table", "json"):
-            raise VitcliError(f"--json and --format {self.format}: two formats", "give one of them")
+        _ = self.form
 
     @property
     def form(self) -> str:
-        """One of `ui.tables.FORMATS`."""
-        return "json" if self.json else self.format
+        """One of `ui.console.FORMATS`."""
+        return chosen_form("--format", self.format, self.json)
+
+
+def chosen_form(option: str, form: str, json: bool) -> str:
+    """One of FORMATS.
+
+    Raises:
+        VitcliError: an unknown one, or `--json` beside another.
+    """
+    if form not in FORMATS:
+        vectors = form in ("parquet", "npy", "safetensors")
+        raise VitcliError(
+            f"{option} {form}: unknown (expected {', '.join(FORMATS)})",
+            f"vitcli embed PATH --out DIR --format {form}" if vectors else f"{option} json",
+        )
+    if json and form not in ("table", "json"):
+        raise VitcliError(f"--json and {option} {form}: two formats", "give one of them")
+    return "json" if json else form
 
 
 EveryOption = Annotated[
@@ -105,8 +129,8 @@ def choices(kind: Any, between: str = "|") -> str:
     return between.join(get_args(kind))
 
 
-def _presets(incomplete: str) -> list[str]:
-    return [name for name in preset_names() if name.startswith(incomplete)]
+def complete_presets(incomplete: str) -> Iterator[str]:
+    return complete(preset_names())(incomplete)
 
 
 def _layers(ctx: typer.Context, incomplete: str) -> Iterator[str]:
@@ -119,7 +143,7 @@ def _layers(ctx: typer.Context, incomplete: str) -> Iterator[str]:
 
 
 COMPLETIONS: dict[str, Callable[..., Any]] = {
-    "--preset": _presets,
+    "--preset": complete_presets,
     "--norm": complete(get_args(NormPlacement)),
     "--position": complete(get_args(PositionKind)),
     "--pool": complete(get_args(PoolingKind)),
@@ -132,18 +156,28 @@ COMPLETIONS: dict[str, Callable[..., Any]] = {
     "--layer": _layers,
     "--tokens": complete(("pooled", "output", "cls", "dist", "register", "patch")),
     "--width": complete(("column", "page")),
+    "--init": complete(get_args(InitScheme)),
+    "--pos-resize": complete(get_args(TableResize)),
+    "--lora-on": complete(("q", "k", "v")),
 }
-"""What a shell completes the value of an option with; without any it completes files."""
+"""What a shell completes the value of an option with."""
+
+
+FILES_MEANT = re.compile(r"\b(FILE|DIR|PATH|SOURCE|IMAGE|OUT|DATA)\b")
+"""In the metavar of what is a file, a folder or a glob."""
 
 
 def _completed(hint: Any) -> None:
-    """Give an annotated option its completion: by its name, else the words of its metavar."""
+    """Give an annotated parameter its completion: by its name, else by its metavar."""
     for info in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
-        if isinstance(info, typer.models.OptionInfo) and info.autocompletion is None:
+        if isinstance(info, typer.models.ParameterInfo) and info.autocompletion is None:
             words = [w for w in (info.metavar or "").split("|") if re.fullmatch("[a-z_0-9]+", w)]
             names = (info.default, *(info.param_decls or ()))  # typer holds the first as default
             named = (COMPLETIONS[n] for n in names if isinstance(n, str) and n in COMPLETIONS)
-            info.autocompletion = next(named, complete(words) if len(words) > 1 else None)
+            other: Callable[..., Any] = complete(words)
+            if FILES_MEANT.search(info.metavar or ""):
+                other = complete_names(functools.partial(list, words)) if words else complete_files
+            info.autocompletion = next(named, other)
 
 
 def model_option(*names: str, **how: Any) -> Any:

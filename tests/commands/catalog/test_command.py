@@ -15,7 +15,8 @@ from tests.checkpoints.parity.hf import CASES
 from tests.checkpoints.sources import reconfigured, vit_folder
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.cli import app
-from vitcli.commands.catalog.analysis import HUB, presets
+from vitcli.commands.catalog.analysis import HUB, families, presets
+from vitcli.commands.catalog.command import LIBRARIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROCESSOR = {
@@ -143,3 +144,8 @@ def test_hub_ids_are_those_of_presets() -> None:
     known = {row.name: row.hub for row in presets().presets}
     assert set(HUB) <= set(known)
     assert known["dinov2-s14"] == "facebook/dinov2-small"
+
+
+def test_the_words_that_complete_families_find_all_of_them() -> None:
+    found = [{row.name for row in families(word).families} for word in LIBRARIES]
+    assert all(found) and set.union(*found) == {family.name for family in FAMILIES}

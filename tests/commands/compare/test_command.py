@@ -47,6 +47,29 @@ def test_another_eps_parts_in_the_first_block(tmp_path: Path) -> None:
     assert answer["summary"] in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "a", "b"),
+    [
+        (("vit-b16", "vit-b32"), "vit-b16", "vit-b32"),
+        (("vit-b16", "vit-b16"), "vit-b16", "vit-b16"),
+        (
+            ("vit-b16", "vit-b16", "--set-b", "encoder.registers=4"),
+            "vit-b16, registers 0",
+            "vit-b16, registers 4",
+        ),
+    ],
+)
+def test_encoders_of_one_name_are_named_by_what_differs(
+    arguments: tuple[str, ...], a: str, b: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("vitcli.ui.figures.draw", lambda make, *_: drawn.append(make()))
+    run(*arguments, "--plot", "cka.png")
+    (drawing,) = drawn
+    heat = drawing.axes[0]
+    assert heat.get_xlabel() == f"layer of B: {b}" and heat.get_ylabel() == f"layer of A: {a}"
+
+
 def test_a_yaml_file_is_a_config(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("preset: vit-b16\nencoder:\n  norm_eps: 1e-3\n")

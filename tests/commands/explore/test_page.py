@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.browser import needs_browser, opened, wait_for
 from tests.commands.explore.sources import pictures, tiny
 from vitcli.commands.explore.analysis import explore
 from vitcli.model import Model
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER),
-    reason="no browser here: apt-get install chromium chromium-driver",
-)
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-]
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +28,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Model], list[s
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER or ""
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+    with opened(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 def settle(browser: Any) -> None:
     """Until the page has drawn what its state asks for."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser, 60).until(
-        lambda b: b.execute_script("return window.explore && explore.ready > 0")
-    )
+    wait_for(browser, "window.explore && explore.ready > 0")
     browser.execute_async_script(
         "const done = arguments[0], before = explore.ready; explore.update();"
         "(function wait() { explore.ready > before ? done() : setTimeout(wait, 5); })();"

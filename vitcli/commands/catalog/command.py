@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from vitcli.ui.console import exact, fitted, show, stream, table
-from vitcli.ui.options import Output, grouped
+from vitcli.ui.console import complete, exact, fitted, show, stream, table
+from vitcli.ui.options import Output, complete_presets, grouped
 
 if TYPE_CHECKING:
     from vitcli.commands.catalog.analysis import FamiliesResult, PresetsResult
 
 
+LIBRARIES = ("hf", "timm", "open_clip", "openai", "torchvision", "facebookresearch", "google")
+"""Words that find families; their names themselves would bring torch."""
+
+
 @grouped
 def presets(
     word: Annotated[
-        str, typer.Argument(metavar="[WORD]", help="Only presets whose name contains it.")
+        str,
+        typer.Argument(
+            metavar="[WORD]",
+            help="Only presets whose name contains it.",
+            autocompletion=complete_presets,
+        ),
     ] = "",
     *,
     output: Output,
@@ -38,7 +47,12 @@ def presets(
 @grouped
 def families(
     word: Annotated[
-        str, typer.Argument(metavar="[WORD]", help="Only families whose name contains it.")
+        str,
+        typer.Argument(
+            metavar="[WORD]",
+            help="Only families whose name or library contains it.",
+            autocompletion=complete(LIBRARIES),
+        ),
     ] = "",
     *,
     output: Output,

@@ -17,7 +17,7 @@ from vitcli.config.load import (
     split_library,
 )
 from vitcli.errors import VitcliError
-from vitcli.ui.console import progress
+from vitcli.ui.console import complete_names, progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
     BackgroundOption,
@@ -45,10 +45,16 @@ def compare(
         typer.Argument(
             metavar="A",
             help="A preset, a YAML config, a [PRESET=]checkpoint, or timm:ARCHITECTURE.",
+            autocompletion=complete_names(preset_names),
         ),
     ],
     b: Annotated[
-        str, typer.Argument(metavar="B", help="The second encoder, named in the same way.")
+        str,
+        typer.Argument(
+            metavar="B",
+            help="The second encoder, named in the same way.",
+            autocompletion=complete_names(preset_names),
+        ),
     ],
     images: Annotated[
         list[str] | None,

@@ -114,8 +114,9 @@ def figure(result: CompareResult) -> Any:
         np.array(cka.values, dtype=float), origin="lower", vmin=0, vmax=1, cmap="viridis"
     )
     drawing.colorbar(image, ax=heat, shrink=0.8, label="linear CKA")
-    heat.set_xlabel(f"layer of B: {ended(result.b.name)}")
-    heat.set_ylabel(f"layer of A: {ended(result.a.name)}")
+    a, b = axis_names(result)
+    heat.set_xlabel(f"layer of B: {ended(b)}")
+    heat.set_ylabel(f"layer of A: {ended(a)}")
     for axis, names in ((heat.xaxis, cka.layers_b), (heat.yaxis, cka.layers_a)):
         _name_layers(axis, names)
     if rows:
@@ -136,6 +137,23 @@ def figure(result: CompareResult) -> Any:
     images = f"{result.images} image{'s' * (result.images != 1)}"
     caption(drawing, f"CKA over {cka.count:,} {cka.examples} of {images}{pairing}")
     return drawing
+
+
+def axis_names(result: CompareResult) -> tuple[str, str]:
+    """The encoders' names; where they are equal, with the weights or the first setting that differ.
+
+    Settings of the encoder come first: those of preprocessing often follow from them.
+    """
+    a, b = result.a, result.b
+    if a.name != b.name:
+        return a.name, b.name
+    if a.weights != b.weights:
+        return f"{a.name}, {a.weights}", f"{b.name}, {b.weights}"
+    rows = sorted(result.config_differences, key=lambda row: row.key.startswith("preprocess"))
+    for row in rows[:1]:
+        key = row.key.rpartition(".")[2]
+        return f"{a.name}, {key} {row.a}", f"{b.name}, {key} {row.b}"
+    return a.name, b.name
 
 
 def _name_layers(axis: Any, names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,19 @@ from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.measures import check_projection
-from vitcli.ui.console import duration, note, plural, progress, short, show, status, stream, table
-from vitcli.ui.figures import Plot, check_figure_file, draw, plane_figure
+from vitcli.ui.console import (
+    FORMATS,
+    duration,
+    note,
+    plural,
+    progress,
+    short,
+    show,
+    status,
+    stream,
+    table,
+)
+from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw_plane, plane_figure
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -25,6 +37,7 @@ from vitcli.ui.options import (
     PrintConfigOption,
     ProjectionOption,
     Without,
+    chosen_form,
     grouped,
     known_engine,
     load_all,
@@ -145,6 +158,14 @@ def embed(
     engine: EngineOption = None,
     background: BackgroundOption = "white",
     output: Annotated[Output, Without(("format",))],  # --format is that of the parts
+    result_format: Annotated[
+        str,
+        typer.Option(
+            "--result-format",
+            metavar="|".join(FORMATS),
+            help="Format of the printed result, as --format of other commands.",
+        ),
+    ] = "table",
     plot: Plot,
     projection: ProjectionOption = "pca",
     print_config: PrintConfigOption = False,
@@ -162,9 +183,11 @@ def embed(
       vitcli embed photos/ --out grids/ --tokens patch --vector-dtype float16
       vitcli embed photos/ --weights facebook/dinov2-small --out vectors/ --plot vectors.png
 
-    --plot shows the vectors in two dimensions, colored by the folders' classes.
+    --plot shows the vectors in two dimensions, colored by the folders' classes; as .html with the
+    images under the pointer.
     """
-    check_figure_file(plot)
+    form = chosen_form("--result-format", result_format, output.json)
+    check_figure_file(plot, *PAGES)
     if plot:
         check_projection(projection)
         if not {kind.strip() for kind in tokens.split(",")} - {"patch", "register"}:
@@ -175,7 +198,7 @@ def embed(
     wanted = parse_layers(layers)
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     (loaded,) = load_all([request], by_library=True, print_config=print_config)
-    from vitcli.commands.embed import analysis
+    from vitcli.commands.embed import analysis, job
 
     if engine == AUTO:
         with status("measuring the engines"):
@@ -215,9 +238,11 @@ def embed(
     if result.duplicates:
         note(f"{result.duplicates:,} repeated inputs: each has one row")
     if plot and result.ok:
-        draw(lambda: figure(result, projection), plot)
-    stream(stderr=True).print(summary(result), markup=False, soft_wrap=True)
-    show(result, output.form)
+        folder = Path(result.out)
+        read = partial(job.thumbnails, folder)
+        draw_plane(job.vectors_in_plane(folder, projection), plot, read)
+    stream(stderr=True).print(summary(result), markup=False)
+    show(result, form)
     if result.failed:
         raise typer.Exit(1)
 
@@ -237,11 +262,11 @@ def parse_layers(text: str | None) -> tuple[int, ...]:
         ) from error
 
 
-def figure(result: FolderResult, by: str = "pca") -> Any:
+def figure(result: FolderResult) -> Any:
     """The vectors of the folder in two dimensions, colored by class."""
     from vitcli.commands.embed.job import vectors_in_plane
 
-    return plane_figure(vectors_in_plane(Path(result.out), by))
+    return plane_figure(vectors_in_plane(Path(result.out)))
 
 
 def summary(result: FolderResult) -> str:

@@ -12,13 +12,14 @@ import shutil
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.commands.embed.inputs import InputList, difference
@@ -27,8 +28,11 @@ from vitcli.config.load import ModelRequest, Setting, split_library
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock
+from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
-from vitcli.images.sources import Entry
+from vitcli.images.pool import read_picture
+from vitcli.images.preprocess import small_jpeg
+from vitcli.images.sources import Entry, content
 from vitcli.loading import load_model
 from vitcli.measures import Plane, evenly, plane
 from vitcli.model import Model
@@ -342,6 +346,36 @@ def vectors_in_plane(folder: Path, by: str = "pca") -> Plane:
     labels = [layout.place(entry.name, entry.label or "")[1] for entry in entries]
     about = {key: job.settings[key] for key in ("model", "weights")}
     return plane(vectors, names, labels, by=by, images=job.inputs.count, **about)
+
+
+MOST_PICTURES = 1000
+PICTURE_SIDE = 80
+"""Pixels of a thumbnail's longer side: even noise is then below 8 kB, a page below 10 MB."""
+
+
+def thumbnails(folder: Path, names: Sequence[str]) -> list[str]:
+    """The images of these names in a job or a folder as JPEG data URLs; "" for what is not a file.
+
+    Of more than MOST_PICTURES evenly spaced ones.
+    """
+    chosen = {names[i] for i in evenly(len(names), MOST_PICTURES)}
+    if (folder / MANIFEST).is_file():
+        found = {entry.name: entry for entry in iterate_entries(folder) if entry.name in chosen}
+    else:
+        found = {name: Entry(name, str(folder / name)) for name in chosen}
+    urls = {}
+    for name, entry in found.items():
+        picture = picture_of(entry)
+        urls[name] = "" if picture is None else small_jpeg(picture, PICTURE_SIDE)[1]
+    return [urls.get(name, "") for name in names]
+
+
+def picture_of(entry: Entry) -> Image.Image | None:
+    """The Pillow image of an entry; None where it is gone or cannot be read."""
+    try:
+        return (decode(content(entry)) if entry.offset >= 0 else read_picture(entry.source)).image
+    except VitcliError:
+        return None
 
 
 def iterate_entries(folder: Path) -> Iterator[Entry]:

@@ -7,12 +7,10 @@ the directions in which they are long, then every array is reduced to 8 bits wit
 from __future__ import annotations
 
 import base64
-import io
 import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
@@ -26,9 +24,9 @@ from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
 from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
-from vitcli.files import atomic_write, check_output, data_size
+from vitcli.files import atomic_write, check_output, data_size, filled_page
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import Box, grid_box
+from vitcli.images.preprocess import Box, grid_box, small_jpeg
 from vitcli.loading import as_model
 from vitcli.model import Model, Prepared, image_batches, model_info, stacked
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
@@ -144,11 +142,11 @@ def explore(
                 exit_code=1,
             )
     names = [PurePath(item.path).name for item in pictures]
-    shown = [
-        {"name": name, "width": item.decoded.width, "height": item.decoded.height}
-        | thumbnail(item.decoded.image)
-        for name, item in zip(names, pictures, strict=True)
-    ]
+    shown = []
+    for name, item in zip(names, pictures, strict=True):
+        size, jpeg = small_jpeg(item.decoded.image, LONGEST_SIDE)
+        facts = {"width": item.decoded.width, "height": item.decoded.height}
+        shown.append({"name": name, **facts, "shown": size, "jpeg": jpeg})
     blocks = [block for number, one in enumerate(seen) for block in one.blocks(number)]
     page, kept, left_out = _page(shown, seen, blocks, max_bytes)
     progress.line(f"writing {data_size(len(page))} to {out}")
@@ -343,21 +341,10 @@ def quantized(rows: Array, *, signed: bool) -> tuple[Array, Array]:
     return np.rint(rows / safe[:, None]).clip(-top, top).astype(kind), scales
 
 
-def thumbnail(picture: Any) -> dict[str, Any]:
-    """A Pillow picture as a JPEG data URL, its longer side at most LONGEST_SIDE."""
-    small = picture.convert("RGB")
-    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    file = io.BytesIO()
-    small.save(file, "JPEG", quality=85)
-    text = base64.b64encode(file.getvalue()).decode()
-    return {"shown": small.size, "jpeg": f"data:image/jpeg;base64,{text}"}
-
-
 def _page(
     shown: list[dict[str, Any]], seen: Sequence[Seen], blocks: Sequence[Block], max_bytes: int
 ) -> tuple[bytes, list[list[str]], list[list[str]]]:
     """The page with the blocks that fit, by rank; for each encoder what is kept and left out."""
-    template = (resources.files("vitcli.commands.explore") / "page.html").read_text("utf-8")
     kept: list[list[str]] = [[] for _ in seen]
     left_out: list[list[str]] = [[] for _ in seen]
     data: list[dict[str, Any]] = []
@@ -379,7 +366,7 @@ def _page(
     ]
     meta = {"images": shown, "encoders": encoders, "data": data}
     names = sum(len(block.what) + 8 for block in blocks)
-    room = max_bytes - len(template.encode()) - len(json.dumps(meta)) - names
+    room = max_bytes - len(_filled(meta)) - names
     for block in sorted(blocks, key=lambda block: block.rank):
         raw = b"".join(np.ascontiguousarray(array).tobytes() for array in block.arrays)
         packed = base64.b64encode(zlib.compress(raw, 6)).decode()
@@ -403,6 +390,8 @@ def _page(
             )
         else:
             left_out[block.encoder].append(block.what)
-    # "<" cannot end the script element that holds the JSON.
-    filled = template.replace("{{DATA}}", json.dumps(meta).replace("<", "\\u003c"))
-    return filled.encode(), kept, left_out
+    return _filled(meta), kept, left_out
+
+
+def _filled(meta: dict[str, Any]) -> bytes:
+    return filled_page("vitcli.commands.explore", "page.html", meta)

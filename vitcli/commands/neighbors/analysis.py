@@ -18,17 +18,17 @@ from vitcli.commands.embed.job import (
     iterate_parts,
     load_manifest,
     load_saved,
+    picture_of,
     vector_column,
 )
 from vitcli.commands.embed.parts import OK
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
 from vitcli.images.pool import Picture, read_picture
 from vitcli.images.preprocess import preprocess
-from vitcli.images.sources import Entry, content
+from vitcli.images.sources import Entry
 from vitcli.model import Model
 from vitcli.results import Result
 
@@ -199,11 +199,4 @@ def pictures(result: NeighborsResult) -> list[Any]:
             f"{printable(inputs)}: the list of inputs is damaged",
             "embed the images again into another folder",
         ) from error
-    return [_picture(wanted[row]) for row in rows]
-
-
-def _picture(entry: Entry) -> Any:
-    try:
-        return decode(content(entry)).image
-    except VitcliError:
-        return None
+    return [picture_of(wanted[row]) for row in rows]

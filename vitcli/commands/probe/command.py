@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.measures import check_projection
 from vitcli.ui.console import note, progress, status, warn
-from vitcli.ui.figures import Plot, check_figure_file, draw, finish, plane_figure
+from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw, draw_plane, finish
 from vitcli.ui.options import (
     EncodersOptions,
     EngineOption,
@@ -120,7 +121,8 @@ def probe(
         typer.Option(
             "--map",
             metavar="FILE",
-            help="Draw the vectors (of the best encoder) in two dimensions, colored by class.",
+            help="Draw the vectors (of the best encoder) in two dimensions, colored by class; as "
+            ".html with the images under the pointer.",
         ),
     ] = None,
     projection: ProjectionOption = "pca",
@@ -176,10 +178,10 @@ def probe(
       vitcli probe photos/ --weights A --pool cls,mean
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
-    from vitcli.commands.embed.job import MANIFEST
+    from vitcli.commands.embed.job import MANIFEST, thumbnails
 
     check_figure_file(plot)
-    check_figure_file(map_file)
+    check_figure_file(map_file, *PAGES)
     if map_file:
         check_projection(projection)
     if confusion is not None:
@@ -253,8 +255,7 @@ def probe(
     if plot:
         draw(result.figure, plot)
     if map_file and result.plane:
-        plane = result.plane
-        draw(lambda: plane_figure(plane), plot.at(map_file))
+        draw_plane(result.plane, plot.at(map_file), partial(thumbnails, folder))
     if confusion is not None and not isinstance(result, AgreementResult):
         if confusion.suffix.lower() == ".csv":
             from vitcli.files import atomic_write

@@ -13,6 +13,7 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.ui import figures as answers
+from vitcli.ui.console import complete_names
 from vitcli.ui.console import show as answer_with
 from vitcli.ui.figures import Plot
 from vitcli.ui.options import Output, grouped
@@ -35,14 +36,10 @@ def report_option(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Reporting", **how)
 
 
-def _shipped(incomplete: str) -> list[str]:
-    """Shipped sweeps and files that begin so, for a shell's completion."""
+def _shipped() -> list[str]:
     from vitcli.commands.sweep.spec import shipped_sweeps
 
-    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
-    here = sorted(folder.iterdir()) if folder.is_dir() else []
-    files = [f"{p}/" if p.is_dir() else str(p) for p in here if p.is_dir() or p.suffix == ".yaml"]
-    return [word for word in [*shipped_sweeps(), *files] if word.startswith(incomplete)]
+    return shipped_sweeps()
 
 
 @grouped
@@ -52,7 +49,7 @@ def sweep(
         typer.Argument(
             metavar="[FILE.yaml|NAME]",
             help="The sweep to run: a file, or a shipped sweep by name.",
-            autocompletion=_shipped,
+            autocompletion=complete_names(_shipped, ".yaml"),
         ),
     ] = None,
     out: Annotated[
@@ -62,7 +59,10 @@ def sweep(
     report: Annotated[
         str | None,
         report_option(
-            "--report", metavar="DIR|FILE|NAME", help="Report finished trials; run none."
+            "--report",
+            metavar="DIR|FILE|NAME",
+            help="Report finished trials; run none.",
+            autocompletion=complete_names(_shipped),
         ),
     ] = None,
     jobs: Annotated[
@@ -140,7 +140,9 @@ def sweep(
     plot_kind: Annotated[
         str,
         report_option(
-            "--plot-kind", metavar="KIND", help="auto, bars, lines, heatmap, curves or search."
+            "--plot-kind",
+            metavar="auto|bars|lines|heatmap|curves|search",
+            help="Kind of figure.",
         ),
     ] = "auto",
     metric: Annotated[
