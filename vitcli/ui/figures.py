@@ -404,7 +404,8 @@ def plane_page(plane: Plane, pictures: Sequence[str]) -> bytes:
     places = [classes.get(label) for label in plane.labels]  # type: ignore[arg-type]
     colors = ["#999999" if place is None else COLORS[place % 7] for place in places]
     if numbers:
-        colors = [to_hex(tuple(color)) for color in colormaps["viridis"](Normalize()(numbers))]
+        shades: Any = colormaps["viridis"](Normalize()(numbers))
+        colors = [to_hex(shade) for shade in shades]
     spans = [(min(v), (max(v) - min(v)) or 1.0) for v in zip(*plane.points, strict=True)]
     shown = sum(map(bool, pictures))
     data = {
