@@ -12,8 +12,10 @@ from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import (
+    PAGE,
     POINTS,
     abreast,
+    across,
     caption,
     count_along_x,
     fill,
@@ -32,8 +34,13 @@ SHARES = frozenset({"accuracy", "acc", "share", "fraction"})
 """Words in the name of a metric that lies between 0 and 1."""
 MOST_PANELS = 8
 LABEL_CHARACTERS = 90
-"""How many fit beside each other below the axes."""
+"""How many fit beside each other across a page."""
 MOST_LABELS = 48
+
+
+def _characters(panels: int = 1) -> int:
+    """How many fit beside each other below one of `panels` in a row."""
+    return int(LABEL_CHARACTERS * across() / PAGE / panels)
 
 
 def check_kind(kind: str) -> None:
@@ -100,7 +107,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
         DRAW[kind](axes, report, name)
     for axes in panels[len(names) :]:
         axes.remove()
-    drawing.suptitle(textwrap.fill(report.question or report.name, 90))
+    drawing.suptitle(textwrap.fill(report.question or report.name, _characters()))
     _legend(drawing, _caption(report, kind, names))
     return drawing
 
@@ -189,7 +196,8 @@ def _say_count(axes: Any, x: float, y: float, spread: Spread, group: SweepGroup)
 
 def _name_bars(axes: Any, names: Sequence[tuple[str, ...]]) -> None:
     """A word a line where they fit beside each other, else turned; of very many, every n-th."""
-    room = sum(max(map(len, words), default=0) + 2 for words in names) <= LABEL_CHARACTERS
+    needed = sum(max(map(len, words), default=0) + 2 for words in names)
+    room = needed <= _characters(axes.get_subplotspec().get_gridspec().ncols)
     step = -(-len(names) // MOST_LABELS)
     labels = [("\n" if room else ", ").join(words) for words in names[::step]]
     turned = {} if room else {"rotation": 90 if len(labels) > 20 else 30, "ha": "right",
@@ -208,14 +216,14 @@ def _legend(drawing: Any, said: str) -> None:
     if not found:
         caption(drawing, said)
     else:
-        each = max(1, LABEL_CHARACTERS // (max(map(len, found)) + 6))
+        each = max(1, _characters() // (max(map(len, found)) + 6))
         drawing.legend(
             found.values(),
             found.keys(),
             loc="outside lower center",
             ncols=each,
             frameon=False,
-            title=said,
+            title=textwrap.fill(said, _characters()),
             title_fontsize=POINTS - 1,
         )
 
@@ -262,13 +270,13 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
         raise VitcliError(
             f"--plot-kind heatmap: needs two axes (got {len(report.grouped_by)})", "--group ONE,TWO"
         )
-    down, across = report.grouped_by
-    rows, columns = _levels(report, down), _levels(report, across)
+    down, right = report.grouped_by
+    rows, columns = _levels(report, down), _levels(report, right)
     cells = [[float("nan")] * len(columns) for _ in rows]
     room = len(columns) <= 8 and len(rows) <= 8
     for group in report.groups:
         if name in group.metrics:
-            row, column = rows.index(group.params[down]), columns.index(group.params[across])
+            row, column = rows.index(group.params[down]), columns.index(group.params[right])
             spread = group.metrics[name]
             cells[row][column] = spread.mean
             if not room:
@@ -281,7 +289,7 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
     _name_bars(axes, [(text(level),) for level in columns])
     each = -(-len(rows) // 16)
     axes.set_yticks(range(0, len(rows), each), [text(level) for level in rows[::each]])
-    axes.set_xlabel(_named(report, across))
+    axes.set_xlabel(_named(report, right))
     axes.set_ylabel(_named(report, down))
 
 
