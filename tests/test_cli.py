@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from vitcli.cli import app, report
+from vitcli.commands import COMMANDS, command_function
 from vitcli.config.schema import InitScheme, NormPlacement, PoolingKind, PositionKind
 from vitcli.errors import VitcliError
 
@@ -130,11 +131,9 @@ def test_bash_completes_files_only_where_files_are_meant(tmp_path: Path) -> None
     assert told == [*files, *[[]] * len(NO_LINES), ["heatmap"], ["vit-ti16-timm"]], done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_parameter_has_a_completion(name: str) -> None:
     """Without one a shell would complete files for a number or a name."""
-    from vitcli.commands import command_function
-
     for annotation in command_function(name).__annotations__.values():
         for info in getattr(annotation, "__metadata__", ()):
             assert info.autocompletion or not isinstance(info, typer.models.ParameterInfo)

@@ -108,7 +108,7 @@ def test_pointing_keys_zoom_and_classes_work_without_an_error(
     assert "a.png" in shown.text and "0, 0" in shown.text
     before = browser.execute_script("return plane.place(3)")
     browser.find_element("id", "in").click()
-    middle = (canvas.size["width"]) / 2
+    middle = browser.execute_script("return document.querySelector('canvas').clientWidth / 2")
     after = browser.execute_script("return plane.place(3)")
     assert [v - middle for v in after] == pytest.approx([1.5 * (v - middle) for v in before])
     browser.find_element("id", "all").click()
