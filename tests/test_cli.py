@@ -45,8 +45,6 @@ def page(*arguments: str, columns: int = 200) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_model_options_have_one_order(name: str) -> None:
     shown = [p.name for p in options(name) if p.rich_help_panel == "Model"]
-    if name == "probe":  # an adapter for each of several sources, after what they share
-        shown.remove("adapter")
     assert shown == [known for known in MODEL if known in shown]
 
 

@@ -360,7 +360,7 @@ def test_hub_ids_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
     vit_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    assert "config.json: not JSON" in refusal(tmp_path)
+    assert "config.json: invalid JSON" in refusal(tmp_path)
 
 
 def test_an_index_without_its_shards(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from vitcli.checkpoints.detect import LANGUAGE, Tower, spell
-from vitcli.checkpoints.readers import read_json, read_tensors
-from vitcli.checkpoints.tensors import LazyTensor, Tensors
+from vitcli.checkpoints.readers import read_tensors
+from vitcli.checkpoints.tensors import AGAIN, LazyTensor, Tensors
+from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
 from vitcli.nn.adapters import adapters
@@ -55,7 +56,7 @@ def read_peft(path: str) -> dict[str, LowRank] | None:
     tensors = read_tensors(file)
     if not all(name.startswith(ROOT) for name in tensors):
         return None
-    config = read_json(file.parent / CONFIG)
+    config = read_json(file.parent / CONFIG, dict[str, Any], AGAIN)
     _require_plain(config, file)
     pairs: dict[str, dict[str, LazyTensor]] = {}
     for name, tensor in tensors.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,9 @@ from typing import Any
 
 from vitcli.checkpoints.family import PROCESSORS
 from vitcli.checkpoints.pytorch import read_torch
-from vitcli.checkpoints.tensors import Tensors, read_npz, read_safetensors
+from vitcli.checkpoints.tensors import AGAIN, Tensors, read_npz, read_safetensors
 from vitcli.config.load import preset_names
+from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
 
 SNAPSHOT_CONFIG = "config.yaml"
@@ -98,7 +98,9 @@ def read_source(source: str, which: str | None = None) -> Checkpoint:
     beside = file.parent
     own = beside / SNAPSHOT_CONFIG
     configs = {
-        name: read_json(beside / name) for name in FOREIGN_CONFIGS if (beside / name).is_file()
+        name: read_json(beside / name, dict[str, Any], AGAIN)
+        for name in FOREIGN_CONFIGS
+        if (beside / name).is_file()
     }
     if "model_cfg" in configs.get("config.json", {}):  # OpenCLIP's, under another name
         configs.setdefault("open_clip_config.json", configs.pop("config.json"))
@@ -148,11 +150,11 @@ def _siblings(file: Path) -> list[Path]:
 
 def _indexed(file: Path) -> tuple[Tensors, dict[str, Path]]:
     """The tensors of the shards that are here, and every name of the index with its shard."""
-    listed = read_json(file).get("weight_map")
+    listed = read_json(file, dict[str, Any], AGAIN).get("weight_map")
     if not isinstance(listed, dict) or not all(
         isinstance(shard, str) and Path(shard).name == shard for shard in listed.values()
     ):
-        raise VitcliError(f"{file}: no weight_map of names to files", "copy or download it again")
+        raise VitcliError(f"{file}: no weight_map of names to files", AGAIN)
     shard_of = {str(name): file.parent / shard for name, shard in listed.items()}
     found = Tensors()
     for shard in sorted(set(shard_of.values())):
@@ -167,26 +169,9 @@ def _shard(shard: Path, shard_of: Mapping[str, Path]) -> Tensors:
     if lost := [name for name, at in shard_of.items() if at == shard and name not in tensors]:
         raise VitcliError(
             f"{shard}: {len(lost)} tensors of the index are missing, first {lost[0]}",
-            "copy or download it again",
+            AGAIN,
         )
     return tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        VitcliError: unreadable, not JSON or not an object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise VitcliError(f"{path}: not JSON ({error})", "download or copy it again") from error
-    if not isinstance(data, dict):
-        raise VitcliError(f"{path}: expected an object of keys and values")
-    return data
 
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")

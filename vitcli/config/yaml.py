@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import yaml
 from pydantic import (
@@ -159,8 +160,11 @@ def read_yaml(path: str | Path) -> Document:
     return parse_yaml(text, str(path))
 
 
-def read_json(path: str | Path, kind: type[Kind]) -> Kind:
-    """A JSON file that this package wrote, as `kind`: a pydantic model, a dataclass or a type.
+RESTORE = "restore the file, or remove it and run the command again"
+
+
+def read_json(path: str | Path, kind: type[Kind], hint: str = RESTORE) -> Kind:
+    """A JSON file as `kind`: a pydantic model, a dataclass or a type.
 
     Raises:
         VitcliError: unreadable, not JSON, or a key with a wrong value; names the file and the key.
@@ -170,21 +174,26 @@ def read_json(path: str | Path, kind: type[Kind]) -> Kind:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise VitcliError(f"cannot read {path}: {reason}", "check the path") from error
-    return parse_json(text, str(path), kind)
+    return checked(text, str(path), kind, hint)
 
 
-def parse_json(text: str | bytes, source: str, kind: type[Kind]) -> Kind:
-    """Like `read_json`, from text that errors call `source`."""
+def checked(value: Any, source: str, kind: type[Kind], hint: str = RESTORE) -> Kind:
+    """Like `read_json`, from bytes of JSON or from plain data that errors call `source`."""
+    reader = _reader_of(kind)
     try:
-        return TypeAdapter(kind).validate_json(text)
+        read = reader.validate_json if isinstance(value, bytes) else reader.validate_python
+        return cast(Kind, read(value))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in problem["loc"])
         where = f"{source}: {key}" if key else source
         message = problem["msg"][0].lower() + problem["msg"][1:]
-        raise VitcliError(
-            f"{where}: {message}", "restore the file, or remove it and run the command again"
-        ) from error
+        raise VitcliError(f"{where}: {message}", hint) from error
+
+
+@functools.cache
+def _reader_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def parse_yaml(text: str, source: str) -> Document:

@@ -185,6 +185,14 @@ def model_option(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Model", **how)
 
 
+AdapterOption = Annotated[
+    str | None,
+    model_option(
+        "--adapter",
+        metavar="FILE",
+        help="LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter.",
+    ),
+]
 WhichOption = Annotated[
     str | None,
     model_option(
@@ -338,14 +346,7 @@ class SourceOptions:
             "--weights", metavar="SOURCE", help="Checkpoint file, directory or hub owner/name."
         ),
     ] = None
-    adapter: Annotated[
-        str | None,
-        model_option(
-            "--adapter",
-            metavar="FILE",
-            help="LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter.",
-        ),
-    ] = None
+    adapter: AdapterOption = None
     which: WhichOption = None
     prefix: PrefixOption = None
     registers: Annotated[
@@ -496,6 +497,7 @@ class SourcesOptions:
             "preset before it. Repeatable.",
         ),
     ] = None
+    adapter: AdapterOption = None
     which: WhichesOption = None
     prefix: PrefixesOption = None
     registers: Annotated[
@@ -536,19 +538,25 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
         variants: Sequence[tuple[Any, ...]] = (
             [(registers_setting(count),) for count in counts] if counts else [()]
         )
-        sources = self.weights or []
-        return [
+        sources, each = self.weights or [], {"adapter": self.adapter, "engine": engine}
+        requests = [
             *(
-                self.request(**named, settings=settings, engine=engine)
+                self.request(**named, settings=settings, **each)
                 for named, settings in itertools.product(fresh, variants)
             ),
             *(
-                self.request(**split_source(text), **tensors, engine=engine)
+                self.request(**split_source(text), **tensors, **each)
                 for text, tensors in zip(
                     sources, read_tensors(self.which, self.prefix, len(sources)), strict=True
                 )
             ),
         ]
+        if self.adapter and len(requests) > 1:
+            raise VitcliError(
+                f"--adapter: is for one encoder (got {len(requests)})",
+                "leave out the other encoders",
+            )
+        return requests
 
 
 def load_all(

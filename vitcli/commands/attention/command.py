@@ -18,6 +18,7 @@ from vitcli.ui.options import (
     EveryOption,
     LibraryOption,
     Output,
+    Without,
     grouped,
     parse_color,
 )
@@ -33,7 +34,7 @@ def attn_entropy(
         typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
-    models: EncodersOptions,
+    models: Annotated[EncodersOptions, Without(("adapter",))],
     seeds: Annotated[
         int,
         typer.Option(

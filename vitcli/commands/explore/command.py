@@ -31,6 +31,7 @@ from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
     Output,
+    Without,
     grouped,
     load_all,
     parse_color,
@@ -58,7 +59,7 @@ def explore(
         typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
-    encoders: EncodersOptions,
+    encoders: Annotated[EncodersOptions, Without(("adapter",))],
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
     ] = Path("explore.html"),
@@ -114,7 +115,7 @@ def grid(
         typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
     ] = None,
     *,
-    encoders: EncodersOptions,
+    encoders: Annotated[EncodersOptions, Without(("adapter",))],
     layers: LayersOption = None,
     foreground: Annotated[
         bool,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @grouped
 def params(
     *,
-    models: Annotated[EncodersOptions, Without(("seed", "device", "pos_resize", "fit"))],
+    models: Annotated[EncodersOptions, Without(("adapter", "seed", "device", "pos_resize", "fit"))],
     output: Output,
     plot: Plot,
     print_config: PrintConfigOption = False,

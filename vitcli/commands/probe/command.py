@@ -23,7 +23,6 @@ from vitcli.ui.options import (
     grouped,
     known_engine,
     load_all,
-    model_option,
 )
 
 if TYPE_CHECKING:
@@ -42,14 +41,6 @@ def probe(
     ],
     *,
     models: EncodersOptions,
-    adapter: Annotated[
-        str | None,
-        model_option(
-            "--adapter",
-            metavar="FILE",
-            help="Low-rank adapters of a training run, added to the encoder.",
-        ),
-    ] = None,
     k: Annotated[
         int,
         typer.Option(
@@ -200,7 +191,6 @@ def probe(
     if encoded := (folder / MANIFEST).is_file():
         given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
         given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]
-        given += ["--adapter"] if adapter else []
         given += ["--engine"] if engine else []
         if given or models != EncodersOptions():
             raise VitcliError(
@@ -214,14 +204,7 @@ def probe(
         )
     pools = (models.pool or "").split(",")
     requests = [] if encoded else _requests(models, pools)
-    if adapter and len(requests) > 1:
-        raise VitcliError(
-            f"--adapter: is for one encoder (got {len(requests)})", "leave out the other encoders"
-        )
-    requests = [
-        dataclasses.replace(request, adapter=adapter, engine=_engine(request, engine))
-        for request in requests
-    ]
+    requests = [dataclasses.replace(one, engine=_engine(one, engine)) for one in requests]
     with status("loading torch and scikit-learn"):
         from vitcli.commands.probe import analysis, evaluate, view
         from vitcli.commands.probe.result import AgreementResult

@@ -44,10 +44,10 @@ from vitcli.commands.sweep.trials import (
     Planned,
     Results,
     TrialDir,
-    checked,
     lookup,
     masked_url,
 )
+from vitcli.config.yaml import checked
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import Lock, lock
 
@@ -281,7 +281,7 @@ def remote_trials(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         text = f"storage {masked_url(sweep.storage)}: is not the storage of a sweep ({reason})"
         raise VitcliError(text, "check the URL") from error
     found: dict[str, SweepTrial] = {}
-    where = Path(masked_url(sweep.storage))
+    where = str(Path(masked_url(sweep.storage)))
     for entry in entries:
         attributes = entry.user_attrs
         state = {"COMPLETE": "done", "PRUNED": "pruned", "RUNNING": "running"}.get(entry.state.name)
@@ -290,7 +290,7 @@ def remote_trials(sweep: Sweep, results: Results) -> dict[str, SweepTrial]:
         known = attributes.get("told", [])  # the name in storages that exist
         for index, id in enumerate(_ids(entry) if state else []):
             record = known[index] if isinstance(known, list) and index < len(known) else {}
-            of = checked(RemoteTrial, where, record, "name another --storage")
+            of = checked(record, where, RemoteTrial, "name another --storage")
             found[id] = SweepTrial(
                 id=id,
                 state=state or "",

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import FiniteFloat
 
 from vitcli.commands.sweep.spec import Sweep, Trial, expand
-from vitcli.config.yaml import dump_yaml, parse_yaml, read_yaml
+from vitcli.config.yaml import checked, dump_yaml, parse_yaml, read_json, read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
 
@@ -69,33 +69,6 @@ class TrialConfig:
     cwd: str
 
 
-_READERS: dict[Any, TypeAdapter[Any]] = {
-    schema: TypeAdapter(schema) for schema in (Status, TrialConfig)
-}
-
-
-def checked(schema: type[Any], path: Path, value: Any, hint: str = "") -> Any:
-    """A value read from a file of a trial as what it must be.
-
-    Raises:
-        VitcliError: it is anything else.
-    """
-    try:
-        reader = _READERS.get(schema) or TypeAdapter(schema)
-        if isinstance(value, bytes):
-            return reader.validate_json(value)
-        return reader.validate_python(value)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        text = problem["msg"][0].lower() + problem["msg"][1:]
-        raise VitcliError(
-            f"{path}: {key + ': ' if key else ''}{text}",
-            hint
-            or f"remove {shlex.quote(str(path.parent))}; the next run of the sweep makes it again",
-        ) from error
-
-
 @dataclass(frozen=True)
 class TrialDir:
     """One trial's directory."""
@@ -114,6 +87,10 @@ class TrialDir:
     def result_file(self) -> Path:
         return self.path / "result.json"
 
+    @property
+    def _again(self) -> str:
+        return f"remove {shlex.quote(str(self.path))}; the next run of the sweep makes it again"
+
     def try_lock(self) -> Lock | None:
         self.path.mkdir(parents=True, exist_ok=True)
         return try_lock(self.path / "lock")
@@ -128,12 +105,7 @@ class TrialDir:
             VitcliError: the file is damaged.
         """
         path = self.path / "status"
-        try:
-            text = path.read_bytes()
-        except OSError:
-            return Status("pending")
-        status: Status = checked(Status, path, text)
-        return status
+        return read_json(path, Status, self._again) if path.exists() else Status("pending")
 
     def write_status(self, status: Status) -> None:
         text = json.dumps(dataclasses.asdict(status), indent=1)
@@ -159,8 +131,7 @@ class TrialDir:
         path = self.path / "config.yaml"
         if not path.exists():
             return None
-        config: TrialConfig = checked(TrialConfig, path, read_yaml(path).data)
-        return config
+        return checked(read_yaml(path).data, str(path), TrialConfig, self._again)
 
     def result(self) -> dict[str, Any] | None:
         """The trial's JSON, or None where it has not finished.
