@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from experiments.growth import exponents
 from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
+from vitcli.commands.sweep.analysis import check_arguments
 from vitcli.commands.sweep.space import draw, known_commands
-from vitcli.commands.sweep.spec import SHIPPED, check_arguments, expand, load_sweep, repeats
+from vitcli.commands.sweep.spec import SHIPPED, expand, load_sweep, repeats
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun

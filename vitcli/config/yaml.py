@@ -23,15 +23,12 @@ from vitcli.errors import VitcliError
 
 KeyPath = tuple[str, ...]
 Kind = TypeVar("Kind")
-
-
 MOST_TEXT = 1 << 20
 """Bytes of a YAML file."""
 MOST_NODES = 20_000
 """Values and keys of a YAML file after its aliases are expanded."""
 DEEPEST = 64
 """Levels of nesting."""
-
 _TAG = "tag:yaml.org,2002:"
 _CORE = {  # YAML 1.2.2, section 10.3.2; the first that matches whole names the type
     "null": (r"null|Null|NULL|~|", "nN~"),
@@ -276,6 +273,31 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 def dotted(value: Mapping[str, Any]) -> dict[str, Any]:
     """`{"encoder": {"depth": 6}}` as `{"encoder.depth": 6}`."""
     return {".".join(path): leaf for path, leaf in leaves(value)}
+
+
+def lookup(value: Any, path: str) -> Any:
+    """What is at a dotted path: `result.val_accuracy`, `runs.0.wall_s.median`.
+
+    In a list, `-1` is the last item, a word the item of that `name` (`runs.0.components.FFN.share`)
+    and `*` every item: `history.*.loss` is a list. None where there is nothing.
+    """
+    parts = path.split(".")
+    for index, part in enumerate(parts):
+        if part == "*":
+            rest = ".".join(parts[index + 1 :])
+            items = value if isinstance(value, list) else []
+            return [lookup(item, rest) if rest else item for item in items]
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and part.lstrip("-").isdecimal():
+            position = int(part)
+            value = value[position] if -len(value) <= position < len(value) else None
+        elif isinstance(value, list):
+            named = (item for item in value if isinstance(item, dict) and item.get("name") == part)
+            value = next(named, None)
+        else:
+            return None
+    return value
 
 
 def parse_size(text: str) -> tuple[int, int] | None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from vitcli.commands.sweep.report import View, report
-from vitcli.commands.sweep.result import SweepReport
-from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.result import Event, Outcome, SweepReport
+from vitcli.commands.sweep.runner import Runner
 from vitcli.commands.sweep.search import queue
 from vitcli.commands.sweep.space import Command, Option
 from vitcli.commands.sweep.spec import Sweep, expand, load_sweep

@@ -18,7 +18,7 @@ import pytest
 
 from tests.commands.sweep.conftest import Sweeper, dying_when, kill, running, until, wait
 from vitcli.commands.sweep import runner
-from vitcli.commands.sweep.runner import Event
+from vitcli.commands.sweep.result import Event
 from vitcli.commands.sweep.spec import load_sweep
 from vitcli.commands.sweep.trials import Results
 from vitcli.files import is_held
@@ -364,7 +364,8 @@ def test_a_second_ctrl_c_ends_what_does_not_listen(sweeper: Sweeper) -> None:
 def test_a_full_disk_ends_the_trials_and_the_sweep(
     sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitcli.commands.sweep.trials import Status, TrialDir
+    from vitcli.commands.sweep.result import Status
+    from vitcli.commands.sweep.trials import TrialDir
     from vitcli.errors import VitcliError
 
     real = TrialDir.write_status

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 import vitcli
 from tests.commands.sweep.conftest import COMMAND, Sweeper
-from vitcli.commands.sweep.analysis import plan
+from vitcli.commands.sweep.analysis import check_arguments, plan
 from vitcli.commands.sweep.report import report
-from vitcli.commands.sweep.search import Search, check_storage, open_storage
+from vitcli.commands.sweep.search import Search
 from vitcli.commands.sweep.space import WRITES, known_commands
-from vitcli.commands.sweep.spec import check_arguments, expand, load_sweep, read_sweep
-from vitcli.commands.sweep.trials import Results, masked_url, read_result
+from vitcli.commands.sweep.spec import expand, load_sweep, read_sweep
+from vitcli.commands.sweep.storage import check_storage, masked_url, open_storage
+from vitcli.commands.sweep.trials import Results, read_result
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.commands.sweep.conftest import Sweeper, kill, running
 from vitcli.commands.sweep.report import never_found, report, spread, write_csv, write_parquet
-from vitcli.commands.sweep.trials import Results, lookup
+from vitcli.commands.sweep.trials import Results
+from vitcli.config.yaml import lookup
 from vitcli.errors import VitcliError
 
 TEXT = """

@@ -9,7 +9,9 @@ import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper, dying_when, until, wait
 from vitcli.commands.sweep import search as study
-from vitcli.commands.sweep.search import Search, cut_torn_line
+from vitcli.commands.sweep import storage
+from vitcli.commands.sweep.search import Search
+from vitcli.commands.sweep.storage import cut_torn_line
 from vitcli.commands.sweep.trials import Results
 from vitcli.commands.sweep.view import tables
 from vitcli.errors import VitcliError

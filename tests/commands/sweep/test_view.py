@@ -15,9 +15,15 @@ from rich.table import Table
 
 from vitcli.commands.sweep import view as sweep
 from vitcli.commands.sweep.figure import figure, kind_of
-from vitcli.commands.sweep.result import Curve, Spread, SweepGroup, SweepReport, SweepTrial
-from vitcli.commands.sweep.runner import Event
-from vitcli.commands.sweep.trials import Counts
+from vitcli.commands.sweep.result import (
+    Counts,
+    Curve,
+    Event,
+    Spread,
+    SweepGroup,
+    SweepReport,
+    SweepTrial,
+)
 from vitcli.commands.sweep.view import spread_text, sweep_progress
 from vitcli.errors import VitcliError
 from vitcli.ui.console import duration

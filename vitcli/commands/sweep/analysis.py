@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitcli.commands.sweep.report import View, report
-from vitcli.commands.sweep.result import (
-    PlannedTrial,
-    SweepPlan,
-    SweepReport,
-)
-from vitcli.commands.sweep.runner import Event, Outcome, Runner
+from vitcli.commands.sweep.result import Event, Outcome, PlannedTrial, SweepPlan, SweepReport
+from vitcli.commands.sweep.runner import Runner
 from vitcli.commands.sweep.search import check_search, queue
 from vitcli.commands.sweep.space import Command, known_commands
-from vitcli.commands.sweep.spec import (
-    MOST_TRIALS,
-    Sweep,
-    check_arguments,
-    expand,
-    load_sweep,
-    sweep_path,
-)
+from vitcli.commands.sweep.spec import MOST_TRIALS, Sweep, expand, load_sweep, seeds_of, sweep_path
 from vitcli.commands.sweep.trials import Results, placed, shown_command
 from vitcli.errors import VitcliError
 
@@ -185,3 +174,51 @@ def plan(
         shape=sweep.shape,
         notes=tuple(sweep.notes()),
     )
+
+
+MOST_CHECKED = 1000
+"""So many combinations of values are checked with each other; of more, each value once."""
+
+
+def check_arguments(sweep: Sweep, command: Command) -> None:
+    """Have the command read every value of every option and config key before any trial is run.
+
+    Values are checked together as the trials combine them, seeds apart, up to MOST_CHECKED
+    combinations; after that each value once. Of a search's ranges both ends are checked.
+
+    Raises:
+        VitcliError: with the arguments it refuses.
+    """
+    read: set[tuple[str, str]] = set()
+    for index, params in enumerate(_to_check(sweep)):
+        values = {(key, repr(value)) for key, value in params.items()}
+        apart = {(key, repr(value)) for key, value in params.items() if key in sweep.repeat}
+        if read and values <= read and (index >= MOST_CHECKED or apart - _first(sweep)):
+            continue
+        read |= values
+        shown = command.name
+        try:
+            shown = " ".join(command.arguments(params))
+            command.check(params)
+        except VitcliError as error:
+            raise VitcliError(
+                f"{sweep.source}: `vitcli {shown}`: {error.message}", error.hint
+            ) from error
+
+
+def _first(sweep: Sweep) -> set[tuple[str, str]]:
+    return {(key, repr(seeds[0])) for key, seeds in sweep.repeat.items()}
+
+
+def _to_check(sweep: Sweep) -> Iterator[Mapping[str, Any]]:
+    """The trials; of a search, a point with each choice and each end of a range."""
+    trials = expand(sweep)
+    if not sweep.search:
+        yield from (trial.params for trial in trials)
+        return
+    first = {key: axis.ends()[0] for key, axis in sweep.space.items()}
+    for seed in seeds_of(sweep):
+        yield {**sweep.base, **first, **seed}
+    for key, axis in sweep.space.items():
+        for value in axis.ends():
+            yield {**sweep.base, **first, **next(seeds_of(sweep)), key: value}

@@ -28,16 +28,13 @@ from vitcli.commands.sweep.result import (
     SweepReport,
     SweepTrial,
 )
-from vitcli.commands.sweep.search import check_search, check_storage, remote_trials
+from vitcli.commands.sweep.search import check_search, remote_trials
 from vitcli.commands.sweep.space import canonical, draw
-from vitcli.commands.sweep.spec import (
-    Sweep,
-    belongs,
-    expand,
-)
-from vitcli.commands.sweep.trials import Results, TrialDir, lookup
+from vitcli.commands.sweep.spec import Sweep, expand
+from vitcli.commands.sweep.storage import check_storage
+from vitcli.commands.sweep.trials import Results, TrialDir
 from vitcli.config.load import nearest
-from vitcli.config.yaml import parse_value
+from vitcli.config.yaml import lookup, parse_value
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write, check_output
 from vitcli.results import csv_text
@@ -258,8 +255,6 @@ def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
 
 
 # -- names, conditions, order ------------------------------------------------------------------
-
-
 def _names(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[str]:
     params = dict.fromkeys(key for trial in trials for key in trial.params)
     return [*params, *sweep.metrics, *FACTS]
@@ -317,8 +312,6 @@ def _rank(value: Any) -> tuple[int, Any]:
 
 
 # -- groups --------------------------------------------------------------------------------------
-
-
 def _groups(trials: Sequence[SweepTrial], keys: Sequence[str], sweep: Sweep) -> list[SweepGroup]:
     members: dict[str, list[SweepTrial]] = {}
     for trial in trials:
@@ -427,3 +420,14 @@ def _one_type(values: list[Any]) -> list[Any]:
     if kinds <= {int, float}:
         return [None if v is None else float(v) for v in values] if float in kinds else values
     return values if len(kinds) <= 1 else [None if v is None else str(v) for v in values]
+
+
+def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
+    """Whether a trial found on disk is one that this search could have drawn."""
+    free = {*sweep.space, *sweep.repeat}
+    fixed = {key: value for key, value in params.items() if key not in free}
+    return (
+        fixed == dict(sweep.base)
+        and all(key in params and axis.holds(params[key]) for key, axis in sweep.space.items())
+        and all(params.get(key) in seeds for key, seeds in sweep.repeat.items())
+    )

@@ -4,9 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import FiniteFloat
 
 from vitcli.results import Result
+
+State = Literal["pending", "running", "done", "failed", "pruned", "killed", "interrupted"]
+"""killed: something else ended the trial (kill -9, out of memory); interrupted: the sweep ended.
+Both are run again by the next call; failed and pruned are kept."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The file `status` of a trial."""
+
+    state: State
+    started: FiniteFloat | None = None
+    """Seconds since the epoch."""
+    wall_s: FiniteFloat | None = None
+    exit_code: int | None = None
+    error: str = ""
+    host: str = ""
+    pid: int | None = None
+    threads: int | None = None
+    attempts: int = 0
+    drawn: int = 0
+    """How often a search drew this point."""
+    last_value: FiniteFloat | None = None
+    """Of a pruned trial: the value at which it was ended."""
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """The file `config.yaml`: what a trial was given, and the command line that reproduces it."""
+
+    command: str
+    params: dict[str, Any]
+    run: str
+    argv: list[str]
+    cwd: str
 
 
 @dataclass(frozen=True)
@@ -180,3 +217,39 @@ class SweepPlan(Result):
     """Where the total comes from: `lr 5 x norm 2 x seed 3`."""
     notes: tuple[str, ...] = ()
     """What the file asks for that its space cannot give."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Trials of a sweep by status."""
+
+    done: int
+    running: int
+    failed: int
+    pruned: int
+    total: int
+
+    @property
+    def left(self) -> int:
+        return max(0, self.total - self.done - self.failed - self.pruned)
+
+
+@dataclass(frozen=True)
+class Event:
+    """The state of the sweep; `text` says what has just happened, if anything."""
+
+    counts: Counts
+    seconds_left: float | None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call did. `stopped` says why it ended early, if it did."""
+
+    ran: int
+    """Trials that this call brought to an end, good or bad."""
+    killed: int
+    counts: Counts
+    """The state of the whole sweep."""
+    stopped: str = ""

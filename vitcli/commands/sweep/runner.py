@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import vitcli
+from vitcli.commands.sweep.result import Counts, Event, Outcome, State, Status
 from vitcli.commands.sweep.search import Search
 from vitcli.commands.sweep.space import Command
 from vitcli.commands.sweep.spec import Sweep, Trial
 from vitcli.commands.sweep.trials import (
     Claim,
-    Counts,
     Planned,
     Results,
-    State,
-    Status,
     TrialDir,
     new_values,
     placed,
@@ -182,27 +180,6 @@ def _dies_with(parent: int) -> Callable[[], None] | None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return ask
-
-
-@dataclass(frozen=True)
-class Event:
-    """The state of the sweep; `text` says what has just happened, if anything."""
-
-    counts: Counts
-    seconds_left: float | None
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one call did. `stopped` says why it ended early, if it did."""
-
-    ran: int
-    """Trials that this call brought to an end, good or bad."""
-    killed: int
-    counts: Counts
-    """The state of the whole sweep."""
-    stopped: str = ""
 
 
 @dataclass

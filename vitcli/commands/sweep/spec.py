@@ -35,8 +35,6 @@ MOST_TRIALS = 100_000
 """More are counted, not listed."""
 HIGHER, LOWER = frozenset({"accuracy", "acc"}), frozenset({"loss", "error"})
 """Words in a metric's name that say which end is better."""
-MOST_CHECKED = 1000
-"""So many combinations of values are checked with each other; of more, each value once."""
 
 
 @dataclass(frozen=True)
@@ -430,71 +428,16 @@ def expand(sweep: Sweep) -> list[Trial]:
     if sweep.random:
         drawn = draw(sweep.space, sweep.random.trials, sweep.random.seed)
     found: dict[str, Trial] = {}
-    for seed in _seeds(sweep):
+    for seed in seeds_of(sweep):
         for one, two, three in itertools.product(zipped, cells, drawn):
-            trial = _trial(sweep, {**one, **two, **three, **seed})
+            trial = trial_of(sweep, {**one, **two, **three, **seed})
             found.setdefault(trial.id, trial)
     return list(found.values())
 
 
 def repeats(sweep: Sweep, point: Mapping[str, Any]) -> list[Trial]:
     """The trials of one point of a search, one a seed."""
-    return [_trial(sweep, {**point, **seed}) for seed in _seeds(sweep)]
-
-
-def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
-    """Whether a trial found on disk is one that this search could have drawn."""
-    free = {*sweep.space, *sweep.repeat}
-    fixed = {key: value for key, value in params.items() if key not in free}
-    return (
-        fixed == dict(sweep.base)
-        and all(key in params and axis.holds(params[key]) for key, axis in sweep.space.items())
-        and all(params.get(key) in seeds for key, seeds in sweep.repeat.items())
-    )
-
-
-def check_arguments(sweep: Sweep, command: Command) -> None:
-    """Have the command read every value of every option and config key before any trial is run.
-
-    Values are checked together as the trials combine them, seeds apart, up to MOST_CHECKED
-    combinations; after that each value once. Of a search's ranges both ends are checked.
-
-    Raises:
-        VitcliError: with the arguments it refuses.
-    """
-    read: set[tuple[str, str]] = set()
-    for index, params in enumerate(_to_check(sweep)):
-        values = {(key, repr(value)) for key, value in params.items()}
-        apart = {(key, repr(value)) for key, value in params.items() if key in sweep.repeat}
-        if read and values <= read and (index >= MOST_CHECKED or apart - _first(sweep)):
-            continue
-        read |= values
-        shown = command.name
-        try:
-            shown = " ".join(command.arguments(params))
-            command.check(params)
-        except VitcliError as error:
-            raise VitcliError(
-                f"{sweep.source}: `vitcli {shown}`: {error.message}", error.hint
-            ) from error
-
-
-def _first(sweep: Sweep) -> set[tuple[str, str]]:
-    return {(key, repr(seeds[0])) for key, seeds in sweep.repeat.items()}
-
-
-def _to_check(sweep: Sweep) -> Iterator[Mapping[str, Any]]:
-    """The trials; of a search, a point with each choice and each end of a range."""
-    trials = expand(sweep)
-    if not sweep.search:
-        yield from (trial.params for trial in trials)
-        return
-    first = {key: axis.ends()[0] for key, axis in sweep.space.items()}
-    for seed in _seeds(sweep):
-        yield {**sweep.base, **first, **seed}
-    for key, axis in sweep.space.items():
-        for value in axis.ends():
-            yield {**sweep.base, **first, **next(_seeds(sweep)), key: value}
+    return [trial_of(sweep, {**point, **seed}) for seed in seeds_of(sweep)]
 
 
 def _one_spelling(value: Any) -> Any:
@@ -505,13 +448,13 @@ def _one_spelling(value: Any) -> Any:
     return [_one_spelling(item) for item in value] if isinstance(value, list) else value
 
 
-def _seeds(sweep: Sweep) -> Iterator[dict[str, Any]]:
+def seeds_of(sweep: Sweep) -> Iterator[dict[str, Any]]:
     if not sweep.repeat:
         yield {}
     for key, seeds in sweep.repeat.items():
         yield from ({key: seed} for seed in seeds)
 
 
-def _trial(sweep: Sweep, varied: Mapping[str, Any]) -> Trial:
+def trial_of(sweep: Sweep, varied: Mapping[str, Any]) -> Trial:
     params = {**sweep.base, **varied}
     return Trial(trial_id(sweep.command, params), params)

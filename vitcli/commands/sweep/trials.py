@@ -13,17 +13,16 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shlex
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import FiniteFloat
-
+from vitcli.commands.sweep.result import Counts, State, Status, TrialConfig
 from vitcli.commands.sweep.spec import Sweep, Trial, expand
+from vitcli.commands.sweep.storage import masked_url
 from vitcli.config.yaml import checked, dump_yaml, parse_yaml, read_json, read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
@@ -31,42 +30,9 @@ from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
 if TYPE_CHECKING:
     import optuna
 
-State = Literal["pending", "running", "done", "failed", "pruned", "killed", "interrupted"]
-"""killed: something else ended the trial (kill -9, out of memory); interrupted: the sweep ended.
-Both are run again by the next call; failed and pruned are kept."""
+
 LARGEST = 2**1000
 """Numbers of a result beyond it are infinite for all that is done with them here."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """The file `status` of a trial."""
-
-    state: State
-    started: FiniteFloat | None = None
-    """Seconds since the epoch."""
-    wall_s: FiniteFloat | None = None
-    exit_code: int | None = None
-    error: str = ""
-    host: str = ""
-    pid: int | None = None
-    threads: int | None = None
-    attempts: int = 0
-    drawn: int = 0
-    """How often a search drew this point."""
-    last_value: FiniteFloat | None = None
-    """Of a pruned trial: the value at which it was ended."""
-
-
-@dataclass(frozen=True)
-class TrialConfig:
-    """The file `config.yaml`: what a trial was given, and the command line that reproduces it."""
-
-    command: str
-    params: dict[str, Any]
-    run: str
-    argv: list[str]
-    cwd: str
 
 
 @dataclass(frozen=True)
@@ -287,19 +253,6 @@ class Results:
                 yield TrialDir(path)
 
 
-_SECRETS = (
-    (re.compile(r"(://[^:/@]*):.*@"), r"\1:***@"),
-    (re.compile(r"([?&][^=&]*(?:pass|pwd|secret|token)[^=&]*)=[^&]*", re.IGNORECASE), r"\1=***"),
-)
-
-
-def masked_url(url: str) -> str:
-    """A storage's URL as it may be shown and kept: without the passwords in it."""
-    for pattern, shown in _SECRETS:
-        url = pattern.sub(shown, url)
-    return url
-
-
 def place(value: Any, directory: Path) -> Any:
     """A value with `{trial}` replaced by the trial's directory."""
     if isinstance(value, str):
@@ -334,58 +287,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def lookup(value: Any, path: str) -> Any:
-    """What is at a dotted path: `result.val_accuracy`, `runs.0.wall_s.median`.
-
-    In a list, `-1` is the last item, a word the item of that `name` (`runs.0.components.FFN.share`)
-    and `*` every item: `history.*.loss` is a list. None where there is nothing.
-    """
-    parts = path.split(".")
-    for index, part in enumerate(parts):
-        if part == "*":
-            rest = ".".join(parts[index + 1 :])
-            items = value if isinstance(value, list) else []
-            return [lookup(item, rest) if rest else item for item in items]
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part.lstrip("-").isdecimal():
-            position = int(part)
-            value = value[position] if -len(value) <= position < len(value) else None
-        elif isinstance(value, list):
-            named = (item for item in value if isinstance(item, dict) and item.get("name") == part)
-            value = next(named, None)
-        else:
-            return None
-    return value
-
-
-def new_values(
-    file: Path, start: int, step: str, value: str
-) -> tuple[list[tuple[int, float]], int]:
-    """The finite (step, value) pairs in the whole lines after byte `start`, and where they end.
-
-    Lines without both are passed over; a file that is not there yet has none.
-    """
-    try:
-        with file.open("rb") as lines:
-            lines.seek(start)
-            new = lines.read()
-    except OSError:
-        return [], start
-    whole = new[: new.rfind(b"\n") + 1]
-    pairs = []
-    for line in whole.splitlines():
-        with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError, RecursionError):
-            entry = json.loads(line)
-            pair = int(entry[step]), float(entry[value])
-            if math.isfinite(pair[1]):
-                pairs.append(pair)
-    return pairs, start + len(whole)
-
-
 # -- who runs what -------------------------------------------------------------------------------
-
-
 @dataclass
 class Claim:
     """Trials this process alone may run: one, or the seeds of one point of a search."""
@@ -403,21 +305,6 @@ class Claim:
         for _, _, held in self.trials:
             held.close()
         self.trials = []
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Trials of a sweep by status."""
-
-    done: int
-    running: int
-    failed: int
-    pruned: int
-    total: int
-
-    @property
-    def left(self) -> int:
-        return max(0, self.total - self.done - self.failed - self.pruned)
 
 
 @dataclass
@@ -524,3 +411,27 @@ class Planned:
             return []
         self._ended[id] = state  # read once: what has ended stays
         return [state]
+
+
+def new_values(
+    file: Path, start: int, step: str, value: str
+) -> tuple[list[tuple[int, float]], int]:
+    """The finite (step, value) pairs in the whole lines after byte `start`, and where they end.
+
+    Lines without both are passed over; a file that is not there yet has none.
+    """
+    try:
+        with file.open("rb") as lines:
+            lines.seek(start)
+            new = lines.read()
+    except OSError:
+        return [], start
+    whole = new[: new.rfind(b"\n") + 1]
+    pairs = []
+    for line in whole.splitlines():
+        with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError, RecursionError):
+            entry = json.loads(line)
+            pair = int(entry[step]), float(entry[value])
+            if math.isfinite(pair[1]):
+                pairs.append(pair)
+    return pairs, start + len(whole)

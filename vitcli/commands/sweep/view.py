@@ -23,7 +23,7 @@ from vitcli.commands.sweep.result import (
 from vitcli.ui.console import duration, note, plural, progress, stream, table
 
 if TYPE_CHECKING:
-    from vitcli.commands.sweep.runner import Event
+    from vitcli.commands.sweep.result import Event
 
 SHORT_ID = 6
 MOST_LINES = 12
