@@ -94,11 +94,11 @@ def test_plain_databases_are_storages(url: str) -> None:
 def test_a_received_directory_opens_no_connection(
     sweeper: Sweeper, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitcli.commands.sweep import search as study
+    from vitcli.commands.sweep import storage
 
     sweeper.run(HEAD + SEARCH)
     opened: list[str] = []
-    monkeypatch.setattr(study, "_open_database", lambda url, reading: opened.append(url))
+    monkeypatch.setattr(storage, "_open_database", lambda url, reading: opened.append(url))
     kept = sweeper.out / "sweep.yaml"
     kept.write_text(kept.read_text() + f"storage: {kind}://u:secret@localhost:1/x\n")
     if kind == "redis":
