@@ -12,7 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vitcli.build import build_encoder
-from vitcli.checkpoints.adapters import LowRank, add_to_encoder, are_of_encoder, read_peft
+from vitcli.checkpoints.adapters import (
+    LowRank,
+    add_adapter_state,
+    add_to_encoder,
+    are_of_encoder,
+    read_peft,
+)
 from vitcli.checkpoints.families.hf_processors import from_transformers
 from vitcli.checkpoints.families.open_clip import from_open_clip
 from vitcli.checkpoints.families.timm import from_timm
@@ -38,7 +44,6 @@ from vitcli.engines.backbone import Backbone
 from vitcli.engines.reference import LibraryConfig, LibraryEncoder, fresh_reference, open_reference
 from vitcli.errors import VitcliError
 from vitcli.model import Model
-from vitcli.nn.adapters import add_adapter_state
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import LoadReport
 

@@ -15,12 +15,19 @@ from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, 
 from tests.checkpoints.parity.hf import BASE_POOLED, SMALL
 from tests.checkpoints.parity.vlms import WHOLE
 from vitcli.build import build_encoder
-from vitcli.checkpoints.adapters import add_to_encoder, are_of_encoder, read_peft, write_peft
+from vitcli.checkpoints.adapters import (
+    adapt_heads,
+    adapters,
+    add_to_encoder,
+    are_of_encoder,
+    merged_state,
+    read_peft,
+    write_peft,
+)
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.loading import load_model
-from vitcli.nn.adapters import adapt_heads, adapters, merged_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none"}

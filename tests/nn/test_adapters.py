@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import tiny_encoder
-from vitcli.nn.adapters import (
+from vitcli.checkpoints.adapters import (
     HeadAdapter,
     adapt_heads,
     adapter_state,

@@ -176,7 +176,7 @@ def read_json(path: str | Path, kind: type[Kind], hint: str = RESTORE) -> Kind:
 
 def checked(value: Any, source: str, kind: type[Kind], hint: str = RESTORE) -> Kind:
     """Like `read_json`, from bytes of JSON or from plain data that errors call `source`."""
-    reader = _reader_of(kind)
+    reader = _reader_of(cast(Any, kind))
     try:
         read = reader.validate_json if isinstance(value, bytes) else reader.validate_python
         return cast(Kind, read(value))

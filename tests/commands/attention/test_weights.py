@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.conftest import TINY, tiny_config, tiny_encoder
 from vitcli.build import build_encoder
+from vitcli.checkpoints.adapters import adapt_heads, adapters
 from vitcli.commands.attention import weights as attention
 from vitcli.commands.attention.weights import (
     FIELDS,
@@ -25,7 +26,6 @@ from vitcli.commands.attention.weights import (
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
-from vitcli.nn.adapters import adapt_heads, adapters
 from vitcli.nn.encoder import VisionEncoder, explicit_attention, hooked
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from tests.commands.sources import tiny_model
 from vitcli.commands.compare import analysis as module
-from vitcli.commands.compare.analysis import Pairing, compare, config_differences
-from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
+from vitcli.commands.compare.analysis import compare, config_differences
+from vitcli.commands.compare.similarity import MinibatchCka, Pairing, centered_gram
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

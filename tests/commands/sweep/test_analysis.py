@@ -279,7 +279,7 @@ def test_a_sweep_killed_at_any_moment_is_completed_with_nothing_run_twice(tmp_pa
         ended_once += bool(finished)
         assert attempt(sweeper, 0) == 0, moment
         assert states(sweeper, text) == {"done": 1}, moment
-        assert max(sweeper.counts("end").values()) == 1, moment
+        assert set(sweeper.counts("end").values()) <= {1}, moment
         for trial in finished:
             assert sweeper.counts("start")[trial] == 1, moment
     assert ended_once > 2, "some kills must come after the trial's end"
@@ -298,7 +298,6 @@ def test_24_trials_killed_three_times(sweeper: Sweeper) -> None:
     assert 0 < len(done) < 24
     outcome = sweeper.run(text)
     assert outcome.counts.done == 24
-    assert len(sweeper.counts("end")) == 24
     assert set(sweeper.counts("end").values()) == {1}
     assert {t.attempts for t in sweeper.report(text).trials if t.id in done} <= {1, 2, 3}
     assert sweeper.run(text).ran == 0
@@ -397,10 +396,13 @@ def test_two_processes_do_each_trial_once(sweeper: Sweeper) -> None:
 
 
 def test_the_trials_of_a_process_that_dies_are_taken_over(sweeper: Sweeper) -> None:
-    text = HEAD + "grid: {norm: [slow], lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}"
-    at_once = dying_when(lambda event: event.counts.running > 0)
+    text = HEAD + "grid: {norm: [gate], lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}"
     pids = [sweeper.fork(lambda: sweeper.run(text)) for _ in range(2)]
-    assert wait(sweeper.fork(lambda: sweeper.run(text, on_event=at_once))) != 1
+    until(lambda: len(sweeper.counts("start")) == 2)
+    at_once = dying_when(lambda event: event.counts.running > 2)
+    assert wait(sweeper.fork(lambda: sweeper.run(text, on_event=at_once))) == -signal.SIGKILL
+    until(lambda: sum(place.is_held() for place in Results(sweeper.out).trials()) == 2)
+    Path(f"{sweeper.log_file}.open").touch()
     assert [wait(pid) for pid in pids] == [0, 0]
     assert states(sweeper, text) == {"done": 6}
     assert set(sweeper.counts("end").values()) == {1}

@@ -144,7 +144,7 @@ def attn_entropy(
 
     with status("loading torch"):
         from vitcli.commands.attention import analysis
-        from vitcli.commands.attention.weights import OverlayCollector
+        from vitcli.commands.attention.analysis import OverlayCollector
         from vitcli.loading import load_model
 
     maps = OverlayCollector(query, layers, fuse or "mean", rollout)

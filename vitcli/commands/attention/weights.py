@@ -10,22 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 import torch
 from torch import Tensor, nn
 
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, margin_color, patch_box
 from vitcli.measures import all_finite
-from vitcli.model import Model, Prepared
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import Observer, VisionEncoder, attentions, explicit_attention, hooked
 
 ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""
-
 MASS_KINDS = ("cls", "distillation", "registers", "patches")
 FIELDS = (
     "entropy",
@@ -438,85 +434,3 @@ def attention_maps(
 
 def _joined(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.cat([torch.stack(list(part)) for part in parts], dim=1)
-
-
-MOST_PANELS = 84
-"""Maps in one figure: a page of some 20 inches; beyond it they are left out."""
-
-
-@dataclass
-class OverlayCollector:
-    """Watches `attn_entropy` and keeps one query's maps of what goes by.
-
-    Without `layers` it is the last block. `left_out` counts sheets that did not fit in MOST_PANELS.
-    Values of the sheets are in times uniform: attention times the number of tokens that the query
-    can see.
-    """
-
-    query: str
-    layers: str | None
-    fusion: str
-    rollout: bool
-    sheets: list[MapSheet] = field(default_factory=list)
-    pictures: list[object] = field(default_factory=list)
-    """The Pillow images that `MapSheet.image` counts."""
-    left_out: int = 0
-
-    def __call__(self, model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
-        layers = parse_layers(self.layers or "-1", model.config.encoder.depth)
-        per_sheet = model.config.encoder.heads + 2 + self.rollout
-        drawn = sum(len(sheet.panels) + 1 for sheet in self.sheets)
-        room = max(0, MOST_PANELS - drawn) // (per_sheet * len(layers))
-        if not self.sheets:
-            room = max(1, room)
-        self.left_out += max(0, len(batch) - room) * len(layers)
-        if not room:
-            return
-        maps = attention_maps(
-            model.encoder,
-            pixels[:room],
-            layers,
-            query=self.query,
-            fusion=self.fusion,
-            rollout=self.rollout,
-        )
-        names = {"cls": "CLS", "patch": "mean patch query"}
-        grid = model.encoder.front_end.grid(pixels)
-        query = names.get(maps.query, f"patch {maps.query}")
-        chosen = query_slice(maps.query, token_groups(model.encoder), grid)
-        most = largest_entropies(model.encoder, grid)
-        # Times uniform: attention by the number of tokens that the query can see.
-        seen = torch.stack([most[layer - 1][chosen].exp().mean() for layer in layers])
-        uniform = seen[:, None, None, None]
-        fused, heads = maps.fused * uniform, maps.heads * uniform[..., None]
-        rollout = None if maps.rollout is None else maps.rollout * uniform
-        for place, item in enumerate(batch[:room]):
-            picture = item.decoded.image
-            size = picture.height, picture.width
-            box = grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
-            query_box = None
-            if "," in maps.query:
-                row, column = divmod(patch_index(maps.query, grid), grid[1])
-                query_box = patch_box(box, row, column, grid)
-            self.pictures.append(picture)
-            for index, layer in enumerate(layers):
-                panels = [MapPanel(f"{self.fusion} of heads", _tuples(fused[index, place]))]
-                if rollout is not None:
-                    rolled = _tuples(rollout[index, place])
-                    panels.append(MapPanel(f"rollout of {self.fusion}", rolled))
-                panels += [
-                    MapPanel(f"head {head}", _tuples(values))
-                    for head, values in enumerate(heads[index, place], start=1)
-                ]
-                title = (
-                    f"{PurePath(item.path).name}: {model.name}, "
-                    f"{model.config.encoder.registers} registers, {model.weights}, "
-                    f"block {layer}, query {query}"
-                )
-                shown = len(self.pictures) - 1
-                margin = margin_color(model.preprocessing)
-                self.sheets.append(MapSheet(shown, title, box, query_box, tuple(panels), margin))
-
-
-def _tuples(values: Tensor) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(row) for row in values.tolist())

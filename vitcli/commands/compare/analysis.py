@@ -21,6 +21,7 @@ from vitcli.commands.compare.similarity import (
     MIN_EXAMPLES,
     LayerDifference,
     MinibatchCka,
+    Pairing,
     centered_gram,
     jackknife_error,
 )
@@ -42,7 +43,6 @@ PATCHES_AT_ONCE = 2048
 IMAGES_AT_ONCE = 32
 TOKENS_AT_ONCE = 2**27
 """Values of all layers of a minibatch that are kept to be compared: 512 MiB in float32."""
-
 TOLERANCES = {
     torch.float64: 1e-12,
     torch.float32: 1e-6,
@@ -50,7 +50,6 @@ TOLERANCES = {
     torch.bfloat16: 1e-2,
 }
 """Relative differences that rounding alone explains."""
-
 Pair = tuple[Prepared, Prepared]
 
 
@@ -359,52 +358,6 @@ class _Comparison:
 
 def _table(values: Tensor) -> tuple[tuple[float | None, ...], ...]:
     return tuple(tuple(v if math.isfinite(v) else None for v in row) for row in values.tolist())
-
-
-class Pairing:
-    """Which patch of B shows what a patch of A shows, where the two saw different crops."""
-
-    def __init__(self) -> None:
-        self.patches = self.paired = 0
-        self.images = 0
-        self.farthest = 0.0
-
-    def add(self, a: Box, b: Box, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Places among A's patches, and the places of B's that hold their centers.
-
-        All in order where the crops are the same to a thousandth of a patch; patches of A whose
-        center B did not see are left out.
-        """
-        rows, columns = grid
-        count = rows * columns
-        self.patches += count
-        high, wide = (a[3] - a[1]) / rows, (a[2] - a[0]) / columns
-        if all(
-            abs(x - y) <= 1e-3 * side for x, y, side in zip(a, b, (wide, high) * 2, strict=True)
-        ):
-            self.paired += count
-            return torch.arange(count), torch.arange(count)
-        self.images += 1
-        y = a[1] + (torch.arange(rows, dtype=torch.float64) + 0.5) * high
-        x = a[0] + (torch.arange(columns, dtype=torch.float64) + 0.5) * wide
-        down, across = (y - b[1]) / (b[3] - b[1]) * rows, (x - b[0]) / (b[2] - b[0]) * columns
-        row, column = down.floor().long(), across.floor().long()
-        inside = ((row >= 0) & (row < rows))[:, None] & ((column >= 0) & (column < columns))[None]
-        first = inside.flatten().nonzero()[:, 0]
-        second = (row[:, None] * columns + column[None]).flatten()[first]
-        self.paired += len(first)
-        off = (down - row - 0.5).abs()[:, None].maximum((across - column - 0.5).abs()[None])
-        self.farthest = max(self.farthest, float(off[inside].max()) if len(first) else 0.0)
-        return first, second
-
-    def in_words(self) -> str:
-        if not self.images:
-            return ""
-        return (
-            f"A and B crop {self.images} image{'s' * (self.images != 1)} differently: CKA "
-            f"pairs the {self.paired:,} of {self.patches:,} patches in the common region, whose "
-            f"centers are up to {self.farthest:.2f} patches apart"
-        )
 
 
 def in_words(

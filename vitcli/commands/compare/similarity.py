@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitcli.images.preprocess import Box
 from vitcli.measures import largest, largest_difference
+from vitcli.nn.attention import Grid
 
 MIN_EXAMPLES = 4
 """The unbiased estimator divides by n - 3."""
@@ -190,3 +192,49 @@ class LayerDifference:
         if math.isnan(self.max_abs):
             return math.nan
         return self.max_abs / self.scale if self.scale else float(self.max_abs > 0)
+
+
+class Pairing:
+    """Which patch of B shows what a patch of A shows, where the two saw different crops."""
+
+    def __init__(self) -> None:
+        self.patches = self.paired = 0
+        self.images = 0
+        self.farthest = 0.0
+
+    def add(self, a: Box, b: Box, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Places among A's patches, and the places of B's that hold their centers.
+
+        All in order where the crops are the same to a thousandth of a patch; patches of A whose
+        center B did not see are left out.
+        """
+        rows, columns = grid
+        count = rows * columns
+        self.patches += count
+        high, wide = (a[3] - a[1]) / rows, (a[2] - a[0]) / columns
+        if all(
+            abs(x - y) <= 1e-3 * side for x, y, side in zip(a, b, (wide, high) * 2, strict=True)
+        ):
+            self.paired += count
+            return torch.arange(count), torch.arange(count)
+        self.images += 1
+        y = a[1] + (torch.arange(rows, dtype=torch.float64) + 0.5) * high
+        x = a[0] + (torch.arange(columns, dtype=torch.float64) + 0.5) * wide
+        down, across = (y - b[1]) / (b[3] - b[1]) * rows, (x - b[0]) / (b[2] - b[0]) * columns
+        row, column = down.floor().long(), across.floor().long()
+        inside = ((row >= 0) & (row < rows))[:, None] & ((column >= 0) & (column < columns))[None]
+        first = inside.flatten().nonzero()[:, 0]
+        second = (row[:, None] * columns + column[None]).flatten()[first]
+        self.paired += len(first)
+        off = (down - row - 0.5).abs()[:, None].maximum((across - column - 0.5).abs()[None])
+        self.farthest = max(self.farthest, float(off[inside].max()) if len(first) else 0.0)
+        return first, second
+
+    def in_words(self) -> str:
+        if not self.images:
+            return ""
+        return (
+            f"A and B crop {self.images} image{'s' * (self.images != 1)} differently: CKA "
+            f"pairs the {self.paired:,} of {self.patches:,} patches in the common region, whose "
+            f"centers are up to {self.farthest:.2f} patches apart"
+        )

@@ -23,7 +23,6 @@ from vitcli.commands.embed.job import (
     Job,
     begin,
     count_failures,
-    my_share,
     only_writer,
     parse_shard,
     remembered,
@@ -193,7 +192,7 @@ def encode_folder(
     with only_writer(out, shared=options.shard[1] > 1), _threads() as before:
         job = begin_job(request, model, listing, out, options, shapes, before, progress.line)
         torch.set_num_threads(job.threads)
-        numbers = my_share(job.inputs.parts, options.shard)
+        numbers = range(options.shard[0] - 1, job.inputs.parts, options.shard[1])
         share = Share(sum(map(job.inputs.rows_of, numbers)), progress)
         open_parts = list(unfinished(job, numbers, options.retry_failed, share))
         share.report()  # once: from here on the rate is that of this run

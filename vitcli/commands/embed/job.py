@@ -15,15 +15,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
+from vitcli.commands.embed.result import Checksums, Manifest
 from vitcli.config.load import ModelRequest, Setting, split_library
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
@@ -41,68 +41,6 @@ MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
 CHECKSUMS = "_checksums.json"
 """Readers of a folder of Parquet pass over names with an underscore."""
-
-
-class _Plain(BaseModel):
-    """Strict: what a file says is never turned into something else."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
-
-
-Positive = Annotated[int, Field(ge=1)]
-Level = Annotated[int, Field(ge=0, le=255)]
-
-
-class _Settings(_Plain):
-    """What readers use of a job's settings."""
-
-    model: str
-    weights: str
-    weights_sha256: str
-    kind: str
-    layers: list[int] = Field(default=[])
-    format: Literal["parquet", "npy", "safetensors"]
-    vector_dtype: Literal["float32", "float16"]
-    part_rows: Positive
-    batch: Positive
-    background: Annotated[list[Level], Field(min_length=3, max_length=3)]
-    columns: Annotated[
-        list[tuple[str, str, list[Positive]]], Field(default=[], strict=False, min_length=1)
-    ]
-    """Missing in a folder of the first release, as are `layers` and checksums: it is read only."""
-    preprocess: dict[str, Any]
-
-
-class _Inputs(_Plain):
-    count: Positive
-    sha256: str
-
-
-class _Request(_Plain):
-    """How the model was asked for; the fields of `ModelRequest`."""
-
-    preset: str | None
-    config_file: str | None
-    settings: Annotated[list[tuple[list[str], Any, str]], Field(strict=False)]
-    weights: str | None
-    adapter: str | None
-    seed: int
-    image_size: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None
-    device: str
-    dtype: str
-    engine: str | None
-
-
-class _Manifest(_Plain):
-    settings: _Settings
-    root: str
-    inputs: _Inputs
-    encoder_threads: Annotated[int, Field(ge=1, le=4096)]
-    request: _Request
-
-
-_Checksums = dict[str, list[str]]
-"""SHA-256 of each file of a part, by the part's number."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +67,10 @@ class Job:
         self.format.write(self.folder, part, rows, self.about)
         with lock(self.folder / MANIFEST):  # other shards write theirs
             known = {**_checksums(self.folder), str(part): self._digests(part)}
-            text = json.dumps({key: known[key] for key in sorted(known, key=_number)}, indent=0)
+            text = json.dumps(
+                {key: known[key] for key in sorted(known, key=lambda key: (len(key), key))},
+                indent=0,
+            )
             with atomic_write(self.folder / CHECKSUMS) as file:
                 file.write(text.encode("ascii"))
 
@@ -185,13 +126,9 @@ class Job:
         return rows
 
 
-def _number(key: str) -> tuple[int, str]:
-    return len(key), key
-
-
-def _checksums(folder: Path) -> _Checksums:
+def _checksums(folder: Path) -> Checksums:
     path = folder / CHECKSUMS
-    return read_json(path, _Checksums) if path.exists() else {}
+    return read_json(path, Checksums) if path.exists() else {}
 
 
 def begin(
@@ -389,12 +326,6 @@ def iterate_entries(folder: Path) -> Iterator[Entry]:
         yield from job.inputs.read(part)
 
 
-def my_share(parts: int, shard: tuple[int, int]) -> range:
-    """Every n-th part, beginning with the i-th; shards are counted from 1."""
-    number, of = shard
-    return range(number - 1, parts, of)
-
-
 def parse_shard(text: str) -> tuple[int, int]:
     """`2/8` as (2, 8).
 
@@ -432,7 +363,7 @@ def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
 
 def _load(path: Path) -> dict[str, Any]:
     """The file alone: no default is added, since parts repeat the settings."""
-    return read_json(path, _Manifest).model_dump(mode="json", exclude_unset=True)
+    return read_json(path, Manifest).model_dump(mode="json", exclude_unset=True)
 
 
 def _damaged(path: Path, why: str) -> VitcliError:

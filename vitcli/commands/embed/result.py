@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
 from vitcli.results import FailedImage, ModelInfo, Result
@@ -130,3 +132,65 @@ class FolderResult(Result):
     @property
     def failed(self) -> int:
         return self.rows - self.ok
+
+
+class _Plain(BaseModel):
+    """Strict: what a file says is never turned into something else."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Level = Annotated[int, Field(ge=0, le=255)]
+
+
+class _Settings(_Plain):
+    """What readers use of a job's settings."""
+
+    model: str
+    weights: str
+    weights_sha256: str
+    kind: str
+    layers: list[int] = Field(default=[])
+    format: Literal["parquet", "npy", "safetensors"]
+    vector_dtype: Literal["float32", "float16"]
+    part_rows: Positive
+    batch: Positive
+    background: Annotated[list[Level], Field(min_length=3, max_length=3)]
+    columns: Annotated[
+        list[tuple[str, str, list[Positive]]], Field(default=[], strict=False, min_length=1)
+    ]
+    """Missing in a folder of the first release, as are `layers` and checksums: it is read only."""
+    preprocess: dict[str, Any]
+
+
+class _Inputs(_Plain):
+    count: Positive
+    sha256: str
+
+
+class _Request(_Plain):
+    """How the model was asked for; the fields of `ModelRequest`."""
+
+    preset: str | None
+    config_file: str | None
+    settings: Annotated[list[tuple[list[str], Any, str]], Field(strict=False)]
+    weights: str | None
+    adapter: str | None
+    seed: int
+    image_size: Annotated[list[Positive], Field(min_length=2, max_length=2)] | None
+    device: str
+    dtype: str
+    engine: str | None
+
+
+class Manifest(_Plain):
+    settings: _Settings
+    root: str
+    inputs: _Inputs
+    encoder_threads: Annotated[int, Field(ge=1, le=4096)]
+    request: _Request
+
+
+Checksums = dict[str, list[str]]
+"""SHA-256 of each file of a part, by the part's number."""

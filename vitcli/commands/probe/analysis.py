@@ -8,13 +8,19 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from vitcli.commands.embed.analysis import embed
 from vitcli.commands.embed.job import MANIFEST, remembered
+from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe import evaluate
+from vitcli.commands.probe.evaluate import TIMED_BATCH, TIMED_ROUNDS
 from vitcli.commands.probe.labeled import (
     Images,
     layer_numbers,
@@ -27,6 +33,9 @@ from vitcli.commands.probe.labeled import (
 )
 from vitcli.commands.probe.result import AgreementResult, Cost, ProbeResult, RankingResult
 from vitcli.commands.probe.scores import Trial, agreement, encoder_names
+from vitcli.commands.profile.machine import peak_memory, timed
+from vitcli.engines.backbone import macs_per_image
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import decode
@@ -285,4 +294,73 @@ def _costs(models: Sequence[Model], folder: Path) -> list[Cost]:
     def read(path: str) -> object:
         return preprocess(decode(path).image, models[0].preprocessing)
 
-    return evaluate.costs(models, lambda: evaluate.decode_seconds(read, files))
+    return costs(models, lambda: decode_seconds(read, files))
+
+
+def costs(
+    models: Sequence[Model],
+    decode: Callable[[], float],
+) -> list[Cost]:
+    """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up.
+
+    `decode` gives the seconds that decoding an image takes on one core.
+    """
+    steps = [_step(model) for model in models]
+    added = []
+    for model, step in zip(models, steps, strict=True):
+        step()
+        added.append(peak_memory(step, model.device) or 0)
+    times: list[list[float]] = [[] for _ in models]
+    for _ in range(TIMED_ROUNDS):
+        for place, (model, step) in enumerate(zip(models, steps, strict=True)):
+            times[place].append(timed(step, model.device))
+    decoding = decode() / (os.cpu_count() or 1)
+    found = []
+    for model, seconds, memory in zip(models, times, added, strict=True):
+        speeds = np.quantile(TIMED_BATCH / np.array(seconds), [0.1, 0.5, 0.9])
+        weights = sum(p.numel() * p.element_size() for p in model.encoder.parameters())
+        found.append(
+            Cost(
+                parameters=model.parameters,
+                macs_per_image=_macs(model),
+                images_per_s=float(speeds[1]),
+                images_per_s_p10=float(speeds[0]),
+                images_per_s_p90=float(speeds[2]),
+                embed_100k_s=1e5 * max(1 / float(speeds[1]), decoding),
+                memory_bytes=weights + memory,
+                batch=TIMED_BATCH,
+            )
+        )
+    return found
+
+
+def _macs(model: Model) -> int:
+    """Multiply-accumulates of one image; of an encoder of another library torch counts them."""
+    if isinstance(model.encoder, LibraryEncoder):
+        return macs_per_image(model.encoder.backbone, model.input_size)
+    return model_costs(model.config, model.input_size).macs_per_image
+
+
+def _step(model: Model) -> Callable[[], None]:
+    channels = model.config.encoder.channels
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(TIMED_BATCH, channels, *model.input_size, generator=generator)
+    pixels = pixels.to(model.device, model.dtype)
+
+    def step() -> None:
+        model.runner(pixels)
+
+    return step
+
+
+def decode_seconds(read: Callable[[str], object], paths: Sequence[str], most: int = 12) -> float:
+    """Median seconds of decoding one of the images; those that cannot be read are left out."""
+    seconds = []
+    for path in paths[:: max(1, len(paths) // most)][:most]:
+        start = time.perf_counter()
+        try:
+            read(path)
+        except VitcliError:
+            continue
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds)) if seconds else 0.0

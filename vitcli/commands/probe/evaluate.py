@@ -6,10 +6,8 @@ N images, D channels of a vector, K folds, S split seeds.
 from __future__ import annotations
 
 import math
-import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +15,9 @@ import numpy as np
 import torch
 
 from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
-from vitcli.commands.params.analysis import model_costs
-from vitcli.commands.probe.result import Cost, Difference
-from vitcli.commands.profile.machine import peak_memory, timed
-from vitcli.engines.backbone import macs_per_image
-from vitcli.engines.reference import LibraryEncoder
+from vitcli.commands.probe.result import Difference
 from vitcli.errors import VitcliError, install_extra
 from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
-from vitcli.model import Model
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""
@@ -32,12 +25,10 @@ ROWS_AT_ONCE = 2**24
 """Cosines that exist at once: 64 MiB."""
 ALPHAS = tuple(10.0**power for power in range(-3, 7))
 """Strengths that ridge regression chooses from, by leave-one-out on what it learns from."""
-
 SAME = 1e-5
 """Vectors that differ by less, relative to their length, are of the same picture."""
 COMPARED = 16
 """Neighbors along the random direction that each vector is compared with."""
-
 Round = tuple[np.ndarray, np.ndarray]
 """Rows that are learned from, rows that are tested."""
 
@@ -379,75 +370,6 @@ def _within_seeds(rounds: Sequence[np.ndarray], splits: Splits) -> float:
     """Variance of the mean difference as if rounds were independent: the least it can be."""
     values = np.concatenate(rounds)
     return float(values.var()) / splits.independent / max(splits.seeds, 1)
-
-
-def costs(
-    models: Sequence[Model],
-    decode: Callable[[], float],
-) -> list[Cost]:
-    """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up.
-
-    `decode` gives the seconds that decoding an image takes on one core.
-    """
-    steps = [_step(model) for model in models]
-    added = []
-    for model, step in zip(models, steps, strict=True):
-        step()
-        added.append(peak_memory(step, model.device) or 0)
-    times: list[list[float]] = [[] for _ in models]
-    for _ in range(TIMED_ROUNDS):
-        for place, (model, step) in enumerate(zip(models, steps, strict=True)):
-            times[place].append(timed(step, model.device))
-    decoding = decode() / (os.cpu_count() or 1)
-    found = []
-    for model, seconds, memory in zip(models, times, added, strict=True):
-        speeds = np.quantile(TIMED_BATCH / np.array(seconds), [0.1, 0.5, 0.9])
-        weights = sum(p.numel() * p.element_size() for p in model.encoder.parameters())
-        found.append(
-            Cost(
-                parameters=model.parameters,
-                macs_per_image=_macs(model),
-                images_per_s=float(speeds[1]),
-                images_per_s_p10=float(speeds[0]),
-                images_per_s_p90=float(speeds[2]),
-                embed_100k_s=1e5 * max(1 / float(speeds[1]), decoding),
-                memory_bytes=weights + memory,
-                batch=TIMED_BATCH,
-            )
-        )
-    return found
-
-
-def _macs(model: Model) -> int:
-    """Multiply-accumulates of one image; of an encoder of another library torch counts them."""
-    if isinstance(model.encoder, LibraryEncoder):
-        return macs_per_image(model.encoder.backbone, model.input_size)
-    return model_costs(model.config, model.input_size).macs_per_image
-
-
-def _step(model: Model) -> Callable[[], None]:
-    channels = model.config.encoder.channels
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(TIMED_BATCH, channels, *model.input_size, generator=generator)
-    pixels = pixels.to(model.device, model.dtype)
-
-    def step() -> None:
-        model.runner(pixels)
-
-    return step
-
-
-def decode_seconds(read: Callable[[str], object], paths: Sequence[str], most: int = 12) -> float:
-    """Median seconds of decoding one of the images; those that cannot be read are left out."""
-    seconds = []
-    for path in paths[:: max(1, len(paths) // most)][:most]:
-        start = time.perf_counter()
-        try:
-            read(path)
-        except VitcliError:
-            continue
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds)) if seconds else 0.0
 
 
 def nearest_rows(vectors: np.ndarray, k: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from vitcli.checkpoints.adapters import write_peft
+from vitcli.checkpoints.adapters import adapter_state, merged_state, write_peft
 from vitcli.commands.train.data import (
     Batch,
     TrainingData,
@@ -45,7 +45,6 @@ from vitcli.commands.train.start import (
 from vitcli.config.training import TrainConfig
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
-from vitcli.nn.adapters import adapter_state, merged_state
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
 from vitcli.nn.pooling import DistilledHead
 from vitcli.results import QUIET, Progress

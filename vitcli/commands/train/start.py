@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vitcli.build import build_encoder
+from vitcli.checkpoints.adapters import adapt_heads, adapters
 from vitcli.commands.train.inputs import derived_seed
 from vitcli.commands.train.result import AuditRow
 from vitcli.config.schema import EncoderConfig
@@ -23,7 +24,6 @@ from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import first_names
 from vitcli.measures import all_finite
-from vitcli.nn.adapters import adapt_heads, adapters
 from vitcli.nn.attention import decayed_names
 from vitcli.nn.encoder import VisionEncoder
 
