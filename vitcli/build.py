@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli.config import variants
+from vitcli.config import pooling, variants
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.variants import Spec
 from vitcli.errors import VitcliError
@@ -167,8 +167,8 @@ ATTENTIONS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
 }
 VARIANTS: dict[str, tuple[MutableMapping[str, Any], MutableMapping[str, Any]]] = {
     "position": (variants.POSITIONS, POSITIONS),
-    "pooling": (variants.POOLINGS, POOLINGS),
-    "head": (variants.HEADS, HEADS),
+    "pooling": (pooling.POOLINGS, POOLINGS),
+    "head": (pooling.HEADS, HEADS),
     "attention.over": (variants.ATTENTIONS, ATTENTIONS),
     "attention.mask": (variants.MASKS, MASKS),
     "attention.qk_norm": (variants.QK_NORMS, QK_NORMS),

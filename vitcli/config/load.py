@@ -16,8 +16,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from vitcli.config.pooling import HEADS
 from vitcli.config.schema import FOLLOWS_IMAGE, EncoderConfig, ModelConfig, PreprocessConfig
-from vitcli.config.variants import HEADS, POSITIONS
+from vitcli.config.variants import POSITIONS
 from vitcli.config.yaml import (
     Document,
     KeyPath,

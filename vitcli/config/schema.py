@@ -9,24 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
 
 from vitcli.config import variants
+from vitcli.config.pooling import HEADS, POOLINGS
 from vitcli.config.variants import one_of
 from vitcli.config.yaml import Count, Floats, Ints, Names, Rate, Size, Triple, Width
 from vitcli.errors import VitcliError
 
 # The words of the variants that come with the package; the fields know those added to the tables.
 PositionKind: Any = Literal[*variants.POSITIONS]
-PoolingKind: Any = Literal[*variants.POOLINGS]
-HeadKind: Any = Literal[*variants.HEADS]
+PoolingKind: Any = Literal[*POOLINGS]
+HeadKind: Any = Literal[*HEADS]
 NormKind: Any = Literal[*variants.NORMS]
 MlpKind: Any = Literal[*variants.MLPS]
 MaskKind: Any = Literal[*variants.MASKS]
@@ -223,7 +217,7 @@ class EncoderConfig(Section):
     """Probability that an image skips a residual branch in training (stochastic depth), at the
     last block; it rises linearly from 0 at the first."""
 
-    pooling: Annotated[str, one_of(variants.POOLINGS)] = "cls"
+    pooling: Annotated[str, one_of(POOLINGS)] = "cls"
     """How tokens become one vector per image. cls: the CLS token; mean: the mean of the patches;
     cls+mean: both, concatenated; map: attention by a learned query and an MLP
     (SigLIP); query: attention by a learned query alone (AIMv2); none."""
@@ -235,7 +229,7 @@ class EncoderConfig(Section):
     """Whether `pooling: map` reads the prefix tokens too (Perception Encoder)."""
     pool_norm: bool = False
     """Whether the pooled vector is normalized (CLIP's LN on CLS, timm's fc_norm)."""
-    head: Annotated[str, one_of(variants.HEADS)] = "none"
+    head: Annotated[str, one_of(HEADS)] = "none"
     """What follows pooling. none; linear: a classifier; tanh: a square linear map and tanh;
     tanh_linear: a classifier on it; projection: a linear map without bias (CLIP); distilled: the
     mean of a classifier on CLS and one on the distillation token (DeiT); merger: a norm and an MLP
@@ -284,7 +278,7 @@ class EncoderConfig(Section):
 
     @property
     def pooled_width(self) -> int:
-        return self.hidden * variants.POOLINGS[self.pooling].width
+        return self.hidden * POOLINGS[self.pooling].width
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -316,8 +310,8 @@ class EncoderConfig(Section):
         attention = self.attention
         return (
             variants.POSITIONS[self.position],
-            variants.POOLINGS[self.pooling],
-            variants.HEADS[self.head],
+            POOLINGS[self.pooling],
+            HEADS[self.head],
             variants.ATTENTIONS[attention.over],
             variants.MASKS[attention.mask],
             variants.NORMS[self.norm],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.train.runs import run
-from vitcli.commands.train.trackers import TAGS, TRACKERS
+from vitcli.commands.train.run import TAGS, TRACKERS
 from vitcli.errors import VitcliError
 
 Points = dict[str, list[tuple[int, float]]]

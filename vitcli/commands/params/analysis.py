@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitcli.config import variants
 from vitcli.config.load import ModelRequest, check_grid, load_config, split_library
+from vitcli.config.pooling import HEADS, POOLINGS
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import Cost, linear_cost
 from vitcli.errors import VitcliError
@@ -197,8 +198,8 @@ def _last(c: EncoderConfig, patches: int) -> dict[str, Cost]:
     pool_norm = norm.cost(c.pooled_width) if c.pool_norm else Cost()
     return {
         FINAL_NORM: norm.cost(c.hidden) if c.has_final_norm else Cost(),
-        POOLING: variants.POOLINGS[c.pooling].cost(c, patches) + pool_norm,
-        HEAD: variants.HEADS[c.head].cost(c, patches),
+        POOLING: POOLINGS[c.pooling].cost(c, patches) + pool_norm,
+        HEAD: HEADS[c.head].cost(c, patches),
     }
 
 
