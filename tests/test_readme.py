@@ -12,8 +12,9 @@ import typer
 
 from vitcli.cli import app
 from vitcli.commands.sweep.space import CONFIGS
-from vitcli.config.load import known_keys, preset_names
+from vitcli.config.load import preset_names
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import known_keys
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()

@@ -27,17 +27,16 @@ from vitcli.checkpoints.readers import is_hub_id
 from vitcli.config.load import (
     REFERENCE,
     ModelRequest,
-    Setting,
     check_device,
     check_settings,
     is_architecture,
     load_config,
-    nearest,
     preset_names,
     resized_to,
     split_library,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.config.settings import Setting, nearest
 from vitcli.config.yaml import Document
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.backbone import Backbone

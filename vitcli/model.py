@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.config.load import NAME_A_PRESET, ModelRequest, layer_index
+from vitcli.config.load import NAME_A_PRESET, ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.engines.reference import LibraryEncoder
@@ -409,3 +409,21 @@ def _prepare(
             failed.append(FailedImage(name, error.code, error.message))
         else:
             yield Prepared(name, decoded, pixels)
+
+
+def layer_index(layer: int, depth: int, named: str = "--layer") -> int:
+    """The number of a layer, 0 to `depth`.
+
+    0 is the input of the first block, i the output of block i, -1 the last, as in transformers'
+    `hidden_states`.
+
+    Raises:
+        VitcliError: the encoder does not have it; `named` is how the error calls the setting.
+    """
+    if not -depth - 1 <= layer <= depth:
+        raise VitcliError(
+            f"{named} {layer}: the encoder does not have this layer (got {layer}, expected 0 to "
+            f"{depth}, or -1 for the last)",
+            f"{named} {depth}",
+        )
+    return layer % (depth + 1)

@@ -16,8 +16,8 @@ from vitcli.checkpoints.load import plan_weights
 from vitcli.checkpoints.match import assign, check, foreign_names
 from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.checkpoints.tensors import lazy
-from vitcli.config.load import parse_setting
 from vitcli.config.schema import EncoderConfig
+from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 
 TOY = Family(

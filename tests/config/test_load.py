@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.config.load import (
-    ModelRequest,
-    config_yaml,
-    known_keys,
-    load_config,
-    parse_setting,
-    read_saved_config,
-)
+from vitcli.config.load import ModelRequest, config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import known_keys, parse_setting
 from vitcli.config.training import ImagesRun
 from vitcli.config.yaml import parse_value, read_yaml
 from vitcli.errors import VitcliError

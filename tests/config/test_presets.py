@@ -14,8 +14,9 @@ import yaml
 
 from vitcli import build
 from vitcli.config import schema
-from vitcli.config.load import Setting, load_config, preset_names
+from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
+from vitcli.config.settings import Setting
 from vitcli.nn import attention, positions
 from vitcli.nn import encoder as block
 from vitcli.nn import encoder as feedforward

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
-from vitcli.config.load import Setting, load_config, parse_setting
+from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import Setting, parse_setting
 from vitcli.config.training import ImagesRun
 from vitcli.config.yaml import dump_yaml, parse_value, parse_yaml, read_yaml
 from vitcli.errors import VitcliError

@@ -25,15 +25,13 @@ from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.config.load import (
     NAME_A_PRESET,
-    Layers,
-    Setting,
     config_yaml,
     for_input_size,
     preset_layers,
     read_saved_config,
-    validate,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
+from vitcli.config.settings import Layers, Setting, validate
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_folder

@@ -8,15 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, model_validator
 
 from vitcli.config.load import (
     ModelRequest,
-    Setting,
     check_device,
     check_settings,
     is_architecture,
@@ -24,6 +19,7 @@ from vitcli.config.load import (
     read_saved_config,
 )
 from vitcli.config.schema import ModelConfig, Section
+from vitcli.config.settings import Setting
 from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Width, words
 from vitcli.errors import VitcliError
 

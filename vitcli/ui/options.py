@@ -23,10 +23,8 @@ from vitcli.config.load import (
     DTYPES,
     REFERENCE,
     ModelRequest,
-    Setting,
     config_yaml,
     load_config,
-    parse_setting,
     preset_names,
 )
 from vitcli.config.schema import (
@@ -38,6 +36,7 @@ from vitcli.config.schema import (
     PositionKind,
     TableResize,
 )
+from vitcli.config.settings import Setting, parse_setting
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import printable

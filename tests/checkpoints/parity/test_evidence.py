@@ -17,7 +17,7 @@ from tests.checkpoints.parity.compare import EXACT, images, ours, randomized
 from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.sources import same_weights, vit_folder
 from vitcli.checkpoints.load import load_weights
-from vitcli.config.load import parse_setting
+from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

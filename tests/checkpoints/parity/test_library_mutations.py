@@ -24,7 +24,7 @@ from tests.checkpoints.parity.compare import (
 )
 from tests.checkpoints.parity.timm_models import Case
 from vitcli.checkpoints.load import load_weights
-from vitcli.config.load import Setting
+from vitcli.config.settings import Setting
 from vitcli.nn.encoder import VisionEncoder
 
 Written = tuple[Path, Outputs, Tensor]

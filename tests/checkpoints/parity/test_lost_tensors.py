@@ -16,7 +16,7 @@ from timm.models._hub import save_config_for_hf
 from tests.checkpoints.parity import hf, open_clip_models, originals, test_torchvision, timm_models
 from tests.checkpoints.parity.timm_models import Case
 from vitcli.checkpoints.load import load_weights, plan_weights, save_snapshot
-from vitcli.config.load import Setting
+from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 
 Checkpoint = tuple[Path, Mapping[str, Any], Callable[[Mapping[str, Any]], None], dict[str, Any]]

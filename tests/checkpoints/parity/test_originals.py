@@ -27,7 +27,7 @@ from tests.checkpoints.parity.originals import at_size
 from tests.checkpoints.parity.timm_models import ANY_SIZE, Case, outputs
 from tests.checkpoints.sources import sparse
 from vitcli.checkpoints.load import load_weights, plan_weights
-from vitcli.config.load import Setting
+from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 
 HEADS = {"heads": 2}

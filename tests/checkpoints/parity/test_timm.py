@@ -27,8 +27,9 @@ from vitcli.checkpoints.families.timm_architectures import (
 )
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.commands.params.analysis import model_costs
-from vitcli.config.load import Setting, load_config, preset_names
+from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 

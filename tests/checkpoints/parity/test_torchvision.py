@@ -13,8 +13,9 @@ from torchvision.models.vision_transformer import VisionTransformer, interpolate
 
 from tests.checkpoints.parity.compare import EXACT, Outputs, assert_close, images, ours, randomized
 from vitcli.checkpoints.load import load_weights
-from vitcli.config.load import Setting, load_config
+from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 
 HEADS = [Setting(("encoder", "heads"), 2, "--set")]

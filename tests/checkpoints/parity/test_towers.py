@@ -39,8 +39,8 @@ from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
 from vitcli.commands.encode.analysis import encode
-from vitcli.config.load import Setting
 from vitcli.config.schema import EncoderConfig
+from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.loading import load

@@ -21,7 +21,7 @@ from tests.checkpoints.parity.vlms import WHOLE
 from tests.checkpoints.sources import SQUASH
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
-from vitcli.config.load import parse_setting
+from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

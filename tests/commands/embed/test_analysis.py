@@ -38,8 +38,9 @@ from vitcli.commands.embed.job import (
 from vitcli.commands.embed.parts import FORMATS, Rows
 from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.commands.encode.analysis import select_tokens
-from vitcli.config.load import ModelRequest, parse_setting
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import levels, preprocess

@@ -21,8 +21,9 @@ from tests.images.files import many_scans
 from vitcli.build import build_encoder
 from vitcli.checkpoints.load import save_snapshot
 from vitcli.cli import Program, app
-from vitcli.config.load import load_config, parse_setting
+from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import parse_setting
 from vitcli.engines.engine import default_engine
 from vitcli.images.decode import decode
 from vitcli.images.pool import decode_within

@@ -13,8 +13,9 @@ import vitcli
 from tests.commands.sources import SMALL_SIZE
 from vitcli.build import build_encoder
 from vitcli.cli import app
-from vitcli.config.load import load_config, parse_setting
+from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 
 SMALL_SIZE = [*SMALL_SIZE, "--set=encoder.depth=2"]

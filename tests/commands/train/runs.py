@@ -10,7 +10,7 @@ from typing import Any
 
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.result import TrainResult
-from vitcli.config.load import Setting
+from vitcli.config.settings import Setting
 from vitcli.config.training import TrainRequest
 
 TINY: dict[str, Any] = {

@@ -15,7 +15,7 @@ from vitcli.commands.train.data import ShapesSource
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.result import TrainResult
 from vitcli.commands.train.start import World, start_encoder
-from vitcli.config.load import Setting
+from vitcli.config.settings import Setting
 from vitcli.config.training import ShapesRun, TrainRequest
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError

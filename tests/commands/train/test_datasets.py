@@ -14,8 +14,8 @@ from tests.commands.train.runs import TINY
 from tests.commands.train.sources import MIXLESS, SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.data import ImagesSource, read_image
-from vitcli.config.load import Setting
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.settings import Setting
 from vitcli.config.training import ImagesData, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

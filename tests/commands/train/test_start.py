@@ -14,8 +14,9 @@ from vitcli.build import build_encoder
 from vitcli.checkpoints.load import save_snapshot
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
-from vitcli.config.load import ModelRequest, Setting
+from vitcli.config.load import ModelRequest
 from vitcli.config.schema import ModelConfig
+from vitcli.config.settings import Setting
 from vitcli.config.training import LoraConfig, TrainConfig
 from vitcli.errors import VitcliError
 from vitcli.loading import load_model

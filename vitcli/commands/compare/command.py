@@ -8,14 +8,8 @@ from typing import Annotated
 
 import typer
 
-from vitcli.config.load import (
-    ModelRequest,
-    is_architecture,
-    nearest,
-    parse_setting,
-    preset_names,
-    split_library,
-)
+from vitcli.config.load import ModelRequest, is_architecture, preset_names, split_library
+from vitcli.config.settings import nearest, parse_setting
 from vitcli.errors import VitcliError
 from vitcli.ui.console import complete_names, progress
 from vitcli.ui.figures import Plot, check_figure_file, finish

@@ -15,13 +15,12 @@ from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import PART_BYTES, FolderOptions
 from vitcli.commands.encode.analysis import NormTable, select_tokens
 from vitcli.commands.encode.result import available_tokens
-from vitcli.config.load import layer_index
 from vitcli.config.pooling import POOLINGS
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.pool import Decoded
-from vitcli.model import Model
+from vitcli.model import Model, layer_index
 from vitcli.nn.encoder import layer_points
 
 SINGLE = ("pooled", "output", "cls", "dist")

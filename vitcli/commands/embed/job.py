@@ -24,7 +24,8 @@ from PIL import Image
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
 from vitcli.commands.embed.result import Checksums, Manifest
-from vitcli.config.load import ModelRequest, Setting, split_library
+from vitcli.config.load import ModelRequest, split_library
+from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, try_lock

@@ -16,13 +16,12 @@ from torch.nn import functional as F
 
 from vitcli.commands.attention.weights import patch_index
 from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms, check_tokens
-from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, FeatureSheet, describe, grid_box, patch_box
 from vitcli.loading import as_model
 from vitcli.measures import all_finite
-from vitcli.model import Model, Prepared, image_batches, model_info, stacked
+from vitcli.model import Model, Prepared, image_batches, layer_index, model_info, stacked
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
 

@@ -22,13 +22,12 @@ from torch.nn import functional as F
 
 from vitcli.commands.attention.weights import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors
-from vitcli.config.load import layer_index
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output, data_size, filled_page
 from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, grid_box, small_jpeg
 from vitcli.loading import as_model
-from vitcli.model import Model, Prepared, image_batches, model_info, stacked
+from vitcli.model import Model, Prepared, image_batches, layer_index, model_info, stacked
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 

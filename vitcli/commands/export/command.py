@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.config.load import ModelRequest, parse_setting
+from vitcli.config.load import ModelRequest
+from vitcli.config.settings import parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.files import check_output, data_size
 from vitcli.ui.console import note, show, status, table

@@ -33,7 +33,7 @@ from vitcli.commands.sweep.space import canonical, draw
 from vitcli.commands.sweep.spec import Sweep, expand
 from vitcli.commands.sweep.storage import check_storage
 from vitcli.commands.sweep.trials import Results, TrialDir
-from vitcli.config.load import nearest
+from vitcli.config.settings import nearest
 from vitcli.config.yaml import lookup, parse_value
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write, check_output

@@ -19,8 +19,9 @@ import typer
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from vitcli.commands import COMMANDS, command_function
-from vitcli.config.load import Setting, known_keys, load_config
+from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig, Section
+from vitcli.config.settings import Setting, known_keys
 from vitcli.config.training import ImagesRun, ShapesRun
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError

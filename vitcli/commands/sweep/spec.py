@@ -25,7 +25,7 @@ from vitcli.commands.sweep.space import (
     draw,
     read_space,
 )
-from vitcli.config.load import Layers, nearest, validate
+from vitcli.config.settings import Layers, nearest, validate
 from vitcli.config.yaml import Document, leaves, read_yaml
 from vitcli.errors import VitcliError
 

@@ -12,7 +12,8 @@ from vitcli.commands.train.result import TrainResult
 from vitcli.commands.train.run import Run, run
 from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.commands.train.start import with_classifier
-from vitcli.config.load import ModelRequest, Setting, resized_to
+from vitcli.config.load import ModelRequest, resized_to
+from vitcli.config.settings import Setting
 from vitcli.config.training import (
     IMAGES_RECIPE,
     SHAPES_RECIPE,

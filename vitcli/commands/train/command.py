@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.config.load import ModelRequest, Setting, config_yaml
+from vitcli.config.load import ModelRequest, config_yaml
 from vitcli.config.schema import InitScheme
+from vitcli.config.settings import Setting
 from vitcli.config.training import (
     IMAGES_RECIPE,
     SHAPES_RECIPE,
