@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from vitcli.config import schema, training, variants
+from vitcli.config import pooling, schema, training, variants
 
 SECTIONS = [
     value
@@ -45,8 +45,8 @@ def test_every_key_and_section_says_what_it_means(section: type[schema.Section])
     ("section", "key", "words"),
     [
         (schema.EncoderConfig, "position", variants.POSITIONS),
-        (schema.EncoderConfig, "pooling", variants.POOLINGS),
-        (schema.EncoderConfig, "head", variants.HEADS),
+        (schema.EncoderConfig, "pooling", pooling.POOLINGS),
+        (schema.EncoderConfig, "head", pooling.HEADS),
         (schema.EncoderConfig, "norm", variants.NORMS),
         (schema.EncoderConfig, "mlp", variants.MLPS),
         (schema.AttentionConfig, "mask", variants.MASKS),

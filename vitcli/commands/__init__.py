@@ -1,4 +1,4 @@
-"""A question a folder: options, what computes the answer, the answer, and how it is shown."""
+"""A folder per question: options, what computes the answer, the answer, and how it is shown."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Backbone:
     device: torch.device
     dtype: torch.dtype
     processor: Callable[[Image.Image], Tensor] | None
-    """A picture to (3, height, width); None where the source tells none."""
+    """A picture to (3, height, width); None where the source gives none."""
     forward: Callable[[Tensor], tuple[Tensor | None, ...]]
     """Images to tokens, pooled and output, and DeepStack's where it has them; each may be None."""
     arrange: Callable[[Tensor, Tensor], Tensor] = field(default=lambda tokens, pixels: tokens)

@@ -158,7 +158,7 @@ def _deep_gray(image: Image.Image, background: tuple[int, int, int]) -> tuple[Im
 
 
 def _depth(image: Image.Image) -> tuple[int, bool, bool]:
-    """(bits a sample, signed, white is zero) of an integer mode above 8 bits."""
+    """(bits per sample, signed, white is zero) of an integer mode above 8 bits."""
     tags: Any = getattr(image, "tag_v2", None)
     if tags is not None:
         signed = tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0] != _UNSIGNED

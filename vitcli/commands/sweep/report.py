@@ -360,7 +360,7 @@ ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "direct
 
 
 def rows(report: SweepReport) -> list[dict[str, Any]]:
-    """A row a trial: id, state, every parameter, every metric, and the facts of its run.
+    """One row per trial: id, state, every parameter, every metric, and the facts of its run.
 
     A metric that is called like a parameter is written as `metric.<name>`.
     """
@@ -401,7 +401,7 @@ def write_csv(report: SweepReport, path: Path) -> None:
 
 
 def write_parquet(report: SweepReport, path: Path) -> None:
-    """Write the rows with one type a column; a column of mixed types is text."""
+    """Write the rows with one type per column; a column of mixed types is text."""
     import pyarrow
     from pyarrow import parquet
 
