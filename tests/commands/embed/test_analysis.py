@@ -206,7 +206,9 @@ def test_another_job_is_refused_and_says_what_changed(
         run(model, folder, out)
     (folder / "zz.png").unlink()
     (tmp_path / "copy").mkdir()
-    with pytest.raises(VitcliError, match=r"inputs' folder .*in -> .*copy; inputs: 1 new and 15"):
+    with pytest.raises(
+        VitcliError, match=r"inputs' folder .*in -> .*copy; inputs: 1 added .*, 15 removed"
+    ):
         (tmp_path / "copy/a.png").write_bytes(b"")
         run(model, tmp_path / "copy", out)
     assert files(out) == whole
