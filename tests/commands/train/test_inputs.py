@@ -213,6 +213,35 @@ def test_accepted_files_train_and_no_other_moves(place: Path) -> None:
     resumed(place)  # they belong to the run now
 
 
+def test_more_steps_of_an_epoch_are_said(place: Path) -> None:
+    for i in range(16):
+        shutil.copy(place / "pictures/red/3.png", place / f"pictures/red/new{i}.png")
+    lines: list[str] = []
+    found = resumed(place, accept_new_data=True, progress=Lines(lines)).result
+    per_epoch = found.steps // 2
+    assert (
+        f"an epoch now has {per_epoch} steps instead of {per_epoch - 2}: the run ends at step "
+        in ("\n".join(lines))
+    )
+
+
+def test_a_run_goes_on_where_its_folder_has_another_place(place: Path) -> None:
+    (place / "pictures").rename(place / "elsewhere")
+    keys = {"train.weights": None, "data.path": str(place / "elsewhere")}
+    train.train(out=place / "run", resume=True, device="cpu", set=keys)
+    train.train(out=place / "run", resume=True, device="cpu")  # which the run remembers
+
+
+def test_a_run_killed_before_its_list_was_written_begins(place: Path) -> None:
+    (place / "run" / "inputs.jsonl").unlink()
+    with pytest.raises(VitcliError, match="kept no list of its images"):
+        resumed(place)
+    shutil.rmtree(place / "run" / "snapshots")
+    (place / "run" / "snapshots").mkdir()
+    (place / "run" / "metrics.jsonl").unlink()
+    assert resumed(place).result.steps and (place / "run" / "inputs.jsonl").exists()
+
+
 def test_a_new_class_needs_another_run(place: Path) -> None:
     (place / "pictures" / "green").mkdir()
     shutil.copy(place / "pictures" / "red" / "3.png", place / "pictures" / "green" / "x.png")

@@ -251,8 +251,9 @@ def images_of(
         raise VitcliError("--download is for one process", "fetch the files first, then torchrun")
     stored = None
     if request.resume and request.out and (request.out / "config.yaml").exists():
-        stored = read_inputs(RunDirectory(request.out).inputs_file)
-        if stored is None:
+        directory = RunDirectory(request.out)
+        stored = read_inputs(directory.inputs_file)
+        if stored is None and directory.latest():  # else it was killed in its first moment
             raise VitcliError(
                 f"{request.out}: is a run of an older release, which kept no list of its images "
                 "and chose the held-out ones by another rule, so it cannot be resumed",

@@ -239,6 +239,8 @@ class ImagesSource:
         self.fail_fast = fail_fast
         self.unreadable: dict[str, str] = {}
         """Path -> reason of each image that was left out."""
+        self.earlier_size: int | None = None
+        """Training images of the folder's run that is resumed."""
         kind = data.kind if data.kind != "auto" else recognized(path)
         tests: Items
         if kind == "folder":
@@ -280,6 +282,7 @@ class ImagesSource:
         inputs = assign(folder, self.data, seed, test)
         limit = self.data.train_limit
         if stored is not None:
+            self.earlier_size = len(stored.of("train"))
             inputs = same_inputs(stored, inputs, str(path), accept_new, limit)
         elif limit is not None:
             inputs.images = limited(inputs.images, limit, seed)

@@ -196,7 +196,7 @@ def same_inputs(
         VitcliError: files were added, removed, moved, renamed or changed.
     """
     if any(image.mark for image in stored.images):
-        now = replace(now, images=marked(now.images, now.entries))
+        now = replace(now, images=marked(now))
     before = {image.path: image for image in stored.images}
     after = {image.path: image for image in now.images}
     added = [after[path] for path in after if path not in before]
@@ -284,15 +284,15 @@ def _by(
     return found
 
 
-def marked(images: Sequence[Input], entries: dict[str, Entry]) -> tuple[Input, ...]:
+def marked(inputs: Inputs) -> tuple[Input, ...]:
     """The images, those of a small set with the digests of their contents."""
-    if len(images) > SMALL_SET:
-        return tuple(images)
+    if len(inputs.images) > SMALL_SET:
+        return inputs.images
     return tuple(
         image
-        if image.mark or image.path not in entries
-        else replace(image, mark=content_mark(entries[image.path]))
-        for image in images
+        if image.mark or image.path not in inputs.entries
+        else replace(image, mark=content_mark(inputs.entries[image.path]))
+        for image in inputs.images
     )
 
 
@@ -300,7 +300,7 @@ def write_inputs(path: Path, inputs: Inputs) -> None:
     """A line of the classes, then one per image: path, size, side, class, digest if known."""
     with atomic_write(path) as file:
         file.write(json.dumps({"classes": inputs.classes}).encode() + b"\n")
-        for image in marked(inputs.images, inputs.entries):
+        for image in inputs.images:
             row = [image.path, image.size, image.side, image.label, image.mark]
             file.write(json.dumps(row).encode() + b"\n")
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ImagesSource, TrainingData
 from vitcli.commands.train.distillation import load_teacher
-from vitcli.commands.train.inputs import write_inputs
+from vitcli.commands.train.inputs import marked, write_inputs
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.result import (
     CONFIDENCE,
@@ -60,6 +60,7 @@ CHANGEABLE = (
     "train.mlflow",
     "train.teacher",  # whose checksum may not change
     "data.workers",
+    "data.path",  # whose files may not change
 )
 """Keys that --resume may change: none of them moves a weight."""
 Run = TypeVar("Run", ShapesRun, ImagesRun)
@@ -90,6 +91,8 @@ def run(
         directory = RunDirectory(request.out) if request.out else None
         if directory and processes.first:
             ending.enter_context(directory.held())
+        if directory and processes.first and isinstance(data, ImagesSource):
+            data.inputs.images = marked(data.inputs)
         snapshot, history = None, []
         if directory and request.resume and directory.config_file.exists():
             config = resumed(request, config, directory, data, processes, say)
@@ -180,8 +183,17 @@ def resumed(
     written = directory.written_config(type(config))
     before, now = written.train, config.train
     longer = now.epochs > before.epochs and (now.schedule == "constant" or request.extend)
+    if isinstance(data, ImagesSource) and data.earlier_size is not None:
+        steps = [size // now.batch for size in (data.earlier_size, data.train_size)]
+        if steps[0] != steps[1]:
+            say(
+                f"an epoch now has {steps[1]} steps instead of {steps[0]}: the run ends at step "
+                f"{steps[1] * now.epochs}"
+            )
     if not longer:
         directory.check_config(config, CHANGEABLE)
+        if processes.first and config.data != written.data:  # the folder has another place
+            directory.write_config(config)
         return config
     per_epoch = data.train_size // now.batch
     old, new = per_epoch * before.epochs, per_epoch * now.epochs
