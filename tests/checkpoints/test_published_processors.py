@@ -26,8 +26,6 @@ REFUSED = {
     "MolmoImageProcessor": "remote code",
     "BailingMMImageProcessor": "remote code",
     "Eagle3_VLImageProcessorFast": "remote code",
-    "Gemma4ImageProcessor": "packed patches of a family that is not read",
-    "SamImageProcessor": "pads to a square; the family is not read",
 }
 IMPOSSIBLE = {
     "community-LGViT-DeiT-Cifar100": "size of two kinds, which transformers refuses too",
@@ -74,6 +72,11 @@ def theirs(settings: dict[str, Any]) -> np.ndarray[Any, Any]:
         cells = (rows // merge, columns // merge, merge, merge)
         flat = found["pixel_values"].reshape(*cells, 3, 2, patch, patch)[:, :, :, :, :, 0]
         return flat.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+    if name == "Gemma4ImageProcessor":
+        columns, rows = found["image_position_ids"][0].max(axis=0) + 1
+        patch = settings["patch_size"]
+        pixels = pixels[: rows * columns].reshape(rows, columns, patch, patch, 3)
+        return pixels.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
     if name == "Idefics3ImageProcessor":
         return pixels[-1]  # the whole image stands after its tiles
     if name == "GotOcr2ImageProcessor" and pixels.ndim == 4:
@@ -175,9 +178,89 @@ def test_the_base_view_of_what_torchvision_alone_resizes(name: str, size: tuple[
     assert tiles == ([f"base view only; {kind} cuts up to {note} besides it"] if note else [])
 
 
-def test_glm46v_prepares_as_glm4v() -> None:
-    """Its class is a copy of the other's."""
-    reference = transformers.Glm46VImageProcessorPil()
+GRAY = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+DEPTH = {"size": {"height": 518, "width": 518}, "ensure_multiple_of": 14, "keep_aspect_ratio": True}
+IN_SQUARES_AND_BLACK: dict[str, dict[str, Any]] = {
+    "DeepseekVLImageProcessor": {"background_color": [127] * 3, "min_size": 14, **GRAY},
+    "DeepseekVLImageProcessor, narrow": {"min_size": 100},
+    "DeepseekVLHybridImageProcessor": {
+        **GRAY,
+        "high_res_image_mean": [0.5] * 3,
+        "size": {"height": 96, "width": 96},
+        "high_res_size": {"height": 256, "width": 256},
+    },
+    "JanusImageProcessor": {"size": {"height": 96, "width": 96}},
+    "LlavaImageProcessor": {"do_pad": True},
+    "LlavaImageProcessor, as CLIP": {"do_pad": False, "size": {"shortest_edge": 96}},
+    "AriaImageProcessor": {"max_image_size": 490},
+    "SamImageProcessor": {
+        "size": {"longest_edge": 256},
+        "pad_size": {"height": 256, "width": 256},
+    },
+    "DPTImageProcessor": DEPTH,
+    "DPTImageProcessor, squashed": {"ensure_multiple_of": 32},
+    "Gemma4ImageProcessor": {"max_soft_tokens": 70},
+    "Kimi_K25ImageProcessor": {"max_patches": 400},
+    "Kimi_K25ImageProcessor, short": {"size": {"max_height": 20, "max_width": 20}},
+    "Llama4ImageProcessor": {"size": {"height": 336, "width": 336}, "max_patches": 16},
+}
+
+
+@pytest.mark.parametrize("size", [(300, 200), (333, 1000), (97, 131), (640, 64), (336, 336)])
+@pytest.mark.parametrize("name", IN_SQUARES_AND_BLACK)
+def test_images_in_squares_and_with_black_at_their_ends(name: str, size: tuple[int, int]) -> None:
+    kind, settings = name.split(",")[0], IN_SQUARES_AND_BLACK[name]
+    by_pillow = hasattr(transformers, f"{kind}Pil")
+    reference = getattr(transformers, f"{kind}Pil" if by_pillow else kind)(**settings)
+    told = from_transformers(json.loads(reference.to_json_string()) | settings).config
+    image = picture().resize(size)
+    found = reference(image, return_tensors="np" if by_pillow else "pt")
+    pixels = np.asarray(found["pixel_values"])
+    if kind.startswith("Kimi"):
+        rows, columns = np.asarray(found["image_grid_thw"])[0, 1:]
+        cells = pixels.reshape(rows, columns, 3, 14, 14).transpose(2, 0, 3, 1, 4)
+        pixels = cells.reshape(1, 3, rows * 14, columns * 14)
+    elif kind.startswith("Gemma4"):
+        columns, rows = found["image_position_ids"][0].max(axis=0) + 1
+        cells = pixels[0, : rows * columns].reshape(rows, columns, 16, 16, 3)
+        pixels = cells.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * 16, columns * 16)
+    elif kind.startswith("Llama4"):
+        pixels = np.asarray(found["pixel_values"].float()).reshape(-1, 3, 336, 336)[-1:]
+    elif kind.startswith("Aria"):
+        height, width = np.argwhere(found["pixel_mask"][0])[-1] + 1
+        end = [-(-int(side) // 14) * 14 for side in (height, width)]
+        pixels = pixels[:, :, : end[0], : end[1]]
+    # Without Pillow: weights of 8 bits, and Llama's bfloat16.
+    levels = 2 / 255 / min(told.std) + 2**-7 if not by_pillow else 0
+    ours = preprocess(image, told)
+    np.testing.assert_allclose(ours, pixels[0], rtol=0, atol=levels + 1e-6)
+    assert told.output_size in (None, ours.shape[1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "key"),
+    [
+        ("DeepseekVLImageProcessor", {"do_pad": False}, "do_pad"),
+        ("DeepseekVLImageProcessor", {"size": {"height": 64, "width": 96}}, "size"),
+        ("DeepseekVLHybridImageProcessor", {"high_res_image_mean": [0.1] * 3}, "high_res_image"),
+        ("LlavaImageProcessor", {"do_pad": True, "do_resize": False}, "do_resize"),
+        ("SamImageProcessor", {"size": 64}, "size"),
+        ("SamImageProcessor", {"do_pad": False}, "pad_size"),
+        ("DPTImageProcessor", {"do_pad": True, "size_divisor": 14}, "do_pad"),
+        ("Kimi_K25ImageProcessor", {"size": {"max_height": 8, "max_width": 9}}, "size"),
+        ("Llama4ImageProcessor", {"resize_to_max_canvas": True}, "resize_to_max_canvas"),
+        ("Llama4ImageProcessor", {"max_patches": 1}, "max_patches"),
+    ],
+)
+def test_what_of_these_is_refused(kind: str, settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(VitcliError, match=key):
+        from_transformers(settings | {"image_processor_type": kind})
+
+
+@pytest.mark.parametrize("kind", ["Glm46V", "Glmga"])
+def test_glms_prepare_as_glm4v(kind: str) -> None:
+    """Their classes are copies of the other's."""
+    reference = getattr(transformers, f"{kind}ImageProcessorPil")()
     found = reference(picture(), return_tensors="np")
     _, rows, columns = found["image_grid_thw"][0] * reference.patch_size
     config = from_transformers(json.loads(reference.to_json_string())).config

@@ -188,14 +188,15 @@ def resized_to(config: PreprocessConfig, size: tuple[int, int]) -> PreprocessCon
     steps of 1, 0.1, 0.01, 0.005, 0.001) that gives the present pair. So 256 then 224 (0.875)
     becomes 592 then 518, and 248 then 224 (0.9) becomes 426 then 384. A size that is not square
     makes `shortest` cover both sides. Without a crop: `squash` squashes to `size`; `shortest`
-    covers `size` and crops it; `smart`, `patches`, `within` and `none`, whose result follows the
-    image, become `squash`.
+    covers `size` and crops it; rules whose result follows the image become `squash`, in a
+    `square` of the image's longer side where there is a `square`.
     """
     crop, resize = config.crop_size, config.resize_size
     changes: dict[str, Any]
-    if config.resize in FOLLOWS_IMAGE and crop is None:
-        changes = {"resize": "squash", "resize_size": size}
-    elif config.resize in ("squash", "tile") and crop is None:
+    if config.resize in (*FOLLOWS_IMAGE, "closest") and crop is None:
+        changes = {"resize": "squash", "resize_size": size, "fill": None}
+        changes |= {"square": 0} if config.square else {}
+    elif config.resize in ("squash", "tile", "canvas") and crop is None:
         changes = {"resize_size": size}
     elif crop is None or resize is None:
         changes = {"resize_size": resize and size, "crop_size": size}

@@ -43,10 +43,26 @@ TableResize = Literal[
 ]
 RopeCoordinates = Literal["centered", "index", "reference"]
 RopeLayout = Literal["half", "interleaved"]
-ResizeKind = Literal["none", "shortest", "squash", "smart", "patches", "tile", "bounded", "within"]
+PIXEL_KEYS = {
+    "none": (),
+    "shortest": ("resize_size",),
+    "squash": ("resize_size",),
+    "smart": ("multiple", "min_pixels", "max_pixels"),
+    "patches": ("multiple", "max_patches"),
+    "tile": ("resize_size", "longest_edge", "split"),
+    "bounded": ("shortest_edge", "longest_edge"),
+    "within": ("multiple", "longest_edge"),
+    "longest": ("shortest_edge", "longest_edge", "crop_rounding"),
+    "shrink": ("multiple", "max_patches", "longest_edge"),
+    "closest": ("resize_size", "multiple"),
+    "area": ("multiple", "max_pixels"),
+    "canvas": ("resize_size",),
+}
+"""The rules by which images are resized, and the keys that each reads."""
+ResizeKind: Any = Literal[*PIXEL_KEYS]
 FitKind = Literal["crop", "whole", "squash"]
-FOLLOWS_IMAGE = ("none", "smart", "patches", "bounded", "within")
-"""Rules whose result has no size of its own."""
+FOLLOWS_IMAGE = tuple(kind for kind, keys in PIXEL_KEYS.items() if "resize_size" not in keys)
+"""Rules that take no size of their own."""
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
 
@@ -333,10 +349,18 @@ class PreprocessConfig(Section):
     `longest_edge`, with `split` then both to multiples of the tile, then to `resize_size`, the
     tile (Idefics 3); bounded: at the same aspect ratio to a longer side of at most `longest_edge`,
     then each side to at least `shortest_edge` (Idefics 2); within: at the same aspect ratio to a
-    longer side of at most `longest_edge`, then both up to multiples of `multiple` (Pixtral)."""
+    longer side of at most `longest_edge`, then both up to multiples of `multiple` (Pixtral);
+    longest: the longer side to `longest_edge`, the other at the same aspect ratio to at least
+    `shortest_edge` (Aria, SAM); shrink: never larger, at the same aspect ratio to at most
+    `max_patches` squares of `multiple` pixels and a longer side of at most `longest_edge` (Kimi);
+    closest: at the same aspect ratio so that one side is that of `resize_size`, the one that
+    changes the image less, then both to multiples of `multiple` (DPT); area: at the same aspect
+    ratio to `max_pixels`, then both down to multiples of `multiple` (Gemma 4); canvas: an image
+    that fits into `resize_size` to the largest that does, in its top left corner with black
+    around, a larger one squashed to it (Llama 4)."""
     resize_size: Size | None = (224, 224)
     """Height and width after resizing, in pixels; one number means a square. null with
-    `resize: none`, `smart`, `patches`, `bounded` and `within`."""
+    the rules that take none."""
     filter: FilterKind = "bilinear"
     """Pillow's filter for resizing: nearest, box, bilinear, hamming, bicubic or lanczos."""
     resize_dtype: Literal["uint8", "float32"] = "uint8"
@@ -348,21 +372,30 @@ class PreprocessConfig(Section):
     crop_rounding: Literal["floor", "round"] = "floor"
     """Where half a pixel of the center crop goes. floor: the offset is rounded down; round: as
     Python's round, as torchvision and timm do. Of an odd number of padded pixels the extra one is
-    first with floor and last with round."""
+    first with floor and last with round. With `resize: longest` also how the shorter side is
+    rounded: down, or to the nearest."""
+    square: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """Side of a square, in pixels, in whose middle the whole image is put before it is resized
+    (DeepSeek-VL); the color around is `mean`, and the image's shorter side is at least
+    `shortest_edge`. 0: the image's own longer side (LLaVA); null: no square."""
+    fill: Width | None = None
+    """Pixels to whose multiples both sides are filled up after resizing, with black at the right
+    and the bottom (Kimi); null: not."""
     multiple: Width = 28
-    """Pixels whose multiples the sides are with `resize: smart` and `within`; side of a patch
-    with `resize: patches`."""
+    """Pixels whose multiples the sides are with `resize: smart`, `within`, `closest` and `area`;
+    side of a patch with `resize: patches` and `shrink`."""
     min_pixels: Count = 56 * 56
     """Smallest area of `resize: smart`, in pixels."""
     max_pixels: Count = 14 * 14 * 4 * 1280
-    """Largest area of `resize: smart`, in pixels."""
+    """Largest area of `resize: smart` and `area`, in pixels."""
     max_patches: Width = 256
-    """Most patches per image of `resize: patches`."""
-    longest_edge: int = Field(default=1456, ge=1, le=4096)
+    """Most patches per image of `resize: patches` and `shrink`."""
+    longest_edge: int = Field(default=1456, ge=1, le=16_384)
     """Longest side of the image in pixels, before `resize: tile` splits it and with
-    `resize: bounded` and `within`."""
+    `resize: bounded`, `within`, `longest` and `shrink`."""
     shortest_edge: int = Field(default=378, ge=1, le=4096)
-    """Shortest side of the image with `resize: bounded`, in pixels."""
+    """Shortest side of the image with `resize: bounded` and `longest` and in a `square`, in
+    pixels."""
     split: bool = True
     """Whether `resize: tile` splits the image into tiles."""
     fit: FitKind | None = None
@@ -378,7 +411,10 @@ class PreprocessConfig(Section):
     @property
     def output_size(self) -> tuple[int, int] | None:
         """(height, width) of what the encoder reads; None where it follows the image."""
-        return self.crop_size or (self.resize_size if self.resize in ("squash", "tile") else None)
+        if self.resize == "none" and self.square and not self.crop_size:
+            return self.square, self.square
+        fixed = self.resize in ("squash", "tile", "canvas")
+        return self.crop_size or (self.resize_size if fixed else None)
 
     @property
     def fit_size(self) -> tuple[int, int]:
@@ -402,8 +438,12 @@ class PreprocessConfig(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.resize in ("shortest", "squash", "tile") and self.resize_size is None:
+        if self.resize not in FOLLOWS_IMAGE and self.resize_size is None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} needs it")
+        if self.fill and (self.output_size or self.resize == "shortest"):
+            raise ValueError("fill, resize, crop_size: the result has a size of its own")
+        if self.resize == "canvas" and self.crop_size:
+            raise ValueError("crop_size, resize: resize: canvas takes none; write null")
         if self.resize in FOLLOWS_IMAGE and self.resize_size is not None:
             raise ValueError(f"resize_size, resize: resize: {self.resize} takes none; write null")
         if any(s < 1e-6 for s in self.std):  # what float32 would divide to infinity
@@ -417,22 +457,14 @@ class PreprocessConfig(Section):
 
 def pixel_keys(config: PreprocessConfig) -> list[str]:
     """The keys that decide the pixels under this config's resize rule."""
-    keys = {
-        "none": [],
-        "shortest": ["resize_size"],
-        "squash": ["resize_size"],
-        "smart": ["multiple", "min_pixels", "max_pixels"],
-        "patches": ["multiple", "max_patches"],
-        "tile": ["resize_size", "longest_edge", "split"],
-        "bounded": ["shortest_edge", "longest_edge"],
-        "within": ["multiple", "longest_edge"],
-    }[config.resize]
-    how = [] if config.resize == "none" else ["filter", "resize_dtype"]
-    rounding = ["crop_rounding"] if config.crop_size else []
+    how = [] if config.resize == "none" and not config.square else ["filter", "resize_dtype"]
     if config.fit:
         size = "crop_size" if config.crop_size else "resize_size"
         return [size, "filter", "resize_dtype", "mean", "std"]
-    return ["resize", *keys, *how, "crop_size", *rounding, "mean", "std"]
+    square = ["square", "shortest_edge"] if config.square is not None else []
+    rounding = ["crop_rounding"] if config.crop_size else []
+    keys = [*PIXEL_KEYS[config.resize], *how, *square, "crop_size", *rounding]
+    return list(dict.fromkeys(["resize", *keys, *(["fill"] if config.fill else []), "mean", "std"]))
 
 
 class ModelConfig(Section):

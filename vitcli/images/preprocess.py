@@ -53,6 +53,9 @@ class Plan:
     """Sizes that the image is resized to first, one after another."""
     part: Box | None = None
     """What of the source is resized; None is all of it."""
+    square: tuple[int, int, int] | None = None
+    """Height and width of the image in the middle of a square, and its side; the square, in pixels
+    of the source, is `part`."""
 
     @property
     def output(self) -> tuple[int, int]:
@@ -73,16 +76,28 @@ def plan(config: PreprocessConfig, width: int, height: int, label: str = "") -> 
     """
     if config.fit:
         return _fitted(config.fit, config.fit_size, height, width)
+    source, part, square = (height, width), None, None
+    if config.square is not None:
+        high, wide, side = square = _square(config, height, width)
+        down, across = height / high, width / wide
+        top, left = -down * ((side - high) // 2), -across * ((side - wide) // 2)
+        part = (left, top, left + across * side, top + down * side)
+        height = width = side
     resized = _resized_size(config, height, width, label or f"{width}x{height} px")
-    crop = config.crop_size
+    crop, offset = config.crop_size, (0, 0)
     before = _tile_steps(config, height, width) if config.resize == "tile" else ()
-    if crop is None:
-        return Plan((height, width), resized, None, (0, 0), before)
-    top, left = (
-        _offset(side - target, config.crop_rounding)
-        for side, target in zip(resized, crop, strict=True)
-    )
-    return Plan((height, width), resized, crop, (top, left), before)
+    if crop:
+        top, left = (
+            _offset(side - target, config.crop_rounding)
+            for side, target in zip(resized, crop, strict=True)
+        )
+        offset = top, left
+    elif config.resize == "canvas" and resized != config.resize_size:
+        crop = config.resize_size
+    elif config.fill:
+        rows, columns = (-(-side // config.fill) * config.fill for side in resized)
+        crop = (rows, columns) if (rows, columns) != resized else None
+    return Plan(source, resized, crop, offset, before, part, square)
 
 
 def preprocess(
@@ -115,17 +130,20 @@ def levels(
     """
     label = f"{printable(name)}: {image.width}x{image.height} px"
     steps = plan(config, image.width, image.height, label)
-    if math.prod(steps.output) > _MAX_RESIZED_PIXELS:
-        height, width = steps.output
-        raise ImageError(
-            "too_large",
-            f"{label}: becomes {width}x{height} px",
-            "give crop_size, or resize: squash",
-        )
+    for height, width in (*([steps.square[2:] * 2] if steps.square else []), steps.output):
+        if height * width > _MAX_RESIZED_PIXELS:
+            raise ImageError(
+                "too_large",
+                f"{label}: becomes {width}x{height} px",
+                "give crop_size, or resize: squash",
+            )
     resampling = _FILTERS[config.filter]
+    fill = margin_color(config) if config.fit else (0, 0, 0)
     try:
+        if steps.square:
+            image = _in_square(image, steps.square, resampling, margin_color(config))
         if config.resize_dtype == "uint8":
-            return np.asarray(_transform(image, steps, resampling, margin_color(config)))
+            return np.asarray(_transform(image, steps, resampling, fill))
         # Dividing by 255 after the resize instead of before it is the same but for rounding.
         channels = (
             _transform(c.convert("F"), steps, resampling, 255 * value if config.fit else 0)
@@ -138,9 +156,12 @@ def levels(
 
 
 def margin_color(config: PreprocessConfig) -> tuple[int, int, int]:
-    """What is around an image that does not fill its crop: the mean with `fit`, else black."""
-    red, green, blue = (min(max(round(255 * value), 0), 255) for value in config.mean)
-    return (red, green, blue) if config.fit else (0, 0, 0)
+    """What is around an image: the mean with `fit` and in a `square`, else black."""
+    if not config.fit and config.square is None:
+        return 0, 0, 0
+    levels = (round(255 * v) if config.fit else int(255 * v) for v in config.mean)
+    red, green, blue = (min(max(level, 0), 255) for level in levels)
+    return red, green, blue
 
 
 def normalize(
@@ -167,8 +188,9 @@ def _transform(
         return _transform_part(image, steps, resampling)
     for step in steps.before:
         image = image.resize(step[::-1], resampling)
-    if steps.part or steps.resized != (image.height, image.width):
-        image = image.resize((width, height), resampling, box=steps.part)
+    box = None if steps.square else steps.part
+    if box or steps.resized != (image.height, image.width):
+        image = image.resize((width, height), resampling, box=box)
     if steps.crop is None:
         return image
     if steps.padded and fill not in (0, (0, 0, 0)):
@@ -176,6 +198,21 @@ def _transform(
         canvas.paste(image, (-left, -top))
         return canvas
     return image.crop((left, top, left + w, top + h))  # Pillow pads with black outside
+
+
+def _in_square(
+    image: Image.Image,
+    square: tuple[int, int, int],
+    resampling: Image.Resampling,
+    color: tuple[int, int, int],
+) -> Image.Image:
+    """The whole image, resized, in the middle of a square of this color."""
+    height, width, side = square
+    if (height, width) != (image.height, image.width):
+        image = image.resize((width, height), resampling)
+    canvas = Image.new("RGB", (side, side), color)
+    canvas.paste(image, ((side - width) // 2, (side - height) // 2))
+    return canvas
 
 
 def _transform_part(image: Image.Image, steps: Plan, resampling: Image.Resampling) -> Image.Image:
@@ -220,9 +257,22 @@ def _resized_size(config: PreprocessConfig, height: int, width: int, label: str)
         return _bounded_size(config, height, width)
     if config.resize == "within":
         return _within(config, height, width)
+    if config.resize == "longest":
+        return _to_longest(config, height, width)
+    if config.resize == "shrink":
+        return _shrunk(config, height, width)
+    if config.resize == "area":
+        return _largest_area(config, height, width)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
-    if config.resize in ("squash", "tile"):
+    if config.resize == "closest":
+        return _closest(config, height, width)
+    if config.resize == "canvas" and height <= target_h and width <= target_w:
+        down, across = target_h / height, target_w / width
+        if across < down:
+            return max(min(math.floor(height * across), target_h), 1), target_w
+        return target_h, max(min(math.floor(width * down), target_w), 1)
+    if config.resize in ("squash", "tile", "canvas"):
         return target_h, target_w
     if target_h == target_w:  # torchvision and transformers truncate the longer side
         if height <= width:
@@ -288,6 +338,54 @@ def _within(config: PreprocessConfig, height: int, width: int) -> tuple[int, int
     return h, w
 
 
+def _square(config: PreprocessConfig, height: int, width: int) -> tuple[int, int, int]:
+    """Height and width of an image in a square, and the square's side."""
+    if not config.square:
+        return height, width, max(height, width)
+    scale = config.square / max(height, width)
+    h, w = (max(round(side * scale), config.shortest_edge) for side in (height, width))
+    return h, w, max(h, w)
+
+
+def _to_longest(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """Aria and SAM: the longer side to a number; the other by the same factor, at least another."""
+    scale = config.longest_edge / max(height, width)
+    half = 0.5 if config.crop_rounding == "round" else 0.0
+    h, w = (max(int(side * scale + half), config.shortest_edge) for side in (height, width))
+    return (h, config.longest_edge) if width >= height else (config.longest_edge, w)
+
+
+def _shrunk(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """Kimi: as many whole patches as allowed, and no side above `longest_edge`."""
+    unit, edge = config.multiple, config.longest_edge
+    patches = max(1, height // unit) * max(1, width // unit)
+    scale = min(1.0, math.sqrt(config.max_patches / patches), edge / height, edge / width)
+    h, w = (min(max(int(side * scale), 1), edge) for side in (height, width))
+    return h, w
+
+
+def _closest(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """DPT: one side as asked for, the one that scales less; both to the nearest multiples."""
+    assert config.resize_size is not None  # the schema holds it
+    down, across = config.resize_size[0] / height, config.resize_size[1] / width
+    scale = across if abs(1 - across) < abs(1 - down) else down
+    unit = config.multiple
+    h, w = (max(round(side * scale / unit), 1) * unit for side in (height, width))
+    return h, w
+
+
+def _largest_area(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
+    """Gemma 4: the area of `max_pixels`, each side down to a multiple; one of none gets one."""
+    unit, scale = config.multiple, math.sqrt(config.max_pixels / (height * width))
+    h, w = (math.floor(side * scale / unit) * unit for side in (height, width))
+    most = config.max_pixels // unit
+    if h == 0:
+        return unit, min(width // height * unit, most) or unit
+    if w == 0:
+        return min(height // width * unit, most) or unit, unit
+    return h, w
+
+
 def _tile_steps(config: PreprocessConfig, height: int, width: int) -> tuple[tuple[int, int], ...]:
     """Idefics 3: the sizes before the last, which is the tile's."""
     assert config.resize_size is not None  # the schema holds it
@@ -340,14 +438,30 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         "tile": " then ".join(
             f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)
         ),
+        "longest": f"longer side to {config.longest_edge}: {_wxh(steps.resized)}",
+        "shrink": f"to at most {config.max_patches} patches of {config.multiple} px: "
+        f"{_wxh(steps.resized)}",
+        "area": f"to {config.max_pixels} px in multiples of {config.multiple}: "
+        f"{_wxh(steps.resized)}",
+        "closest": f"one side as of {_wxh(config.resize_size or (0, 0))}, to multiples of "
+        f"{config.multiple} px: {_wxh(steps.resized)}",
+        "canvas": f"resized to {_wxh(steps.resized)}",
     }[config.resize]
-    if config.resize != "none":
+    if steps.square:
+        height, width, side = steps.square
+        resize = f"{width}x{height} in the middle of {side}x{side}; {resize}"
+    if config.resize != "none" or steps.square:
         resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
     facts = [resize]
     if steps.crop is not None:
         top, left = steps.offset
         black = ", black around" * steps.padded
-        facts.append(f"center {_wxh(steps.crop)} at x {left}, y {top}{black}")
+        filled = config.crop_size is None
+        facts.append(
+            f"filled up with black to {_wxh(steps.crop)}"
+            if filled
+            else f"center {_wxh(steps.crop)} at x {left}, y {top}{black}"
+        )
     return "; ".join([*facts, _describe_scale(config)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitcli.checkpoints.family import (
@@ -157,6 +157,107 @@ def _thumbnail(merged: Settings, given: Settings, source: str) -> dict[str, Any]
     return {"resize": "squash", "resize_size": (side, side)}
 
 
+def _equal_sides(merged: Settings, key: str, source: str) -> int:
+    rule, (height, width) = _size(merged, key, source, True)
+    if rule != "squash" or height != width:
+        refuse(source, key, merged[key], "height and width that are equal expected")
+    return height
+
+
+def _edge(merged: Settings, key: str, edge: str, source: str) -> int:
+    edges = merged[key] if isinstance(merged[key], Mapping) else {}
+    return whole(edges.get(edge), f"{key}.{edge}", source)
+
+
+def _in_square(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """DeepSeek-VL and Janus: in the middle of a square; the hybrid's by way of a larger one."""
+    if not merged["do_pad"]:
+        refuse(source, "do_pad", False, "true expected: the encoder reads squares")
+    side, hybrid = _equal_sides(merged, "size", source), "high_res_size" in merged
+    for key in ("resample", "image_mean") if hybrid else ():
+        if merged[f"high_res_{key}"] != merged[key]:
+            refuse(source, f"high_res_{key}", merged[f"high_res_{key}"], f"that of {key} expected")
+    return {
+        "resize": "squash" if hybrid else "none",
+        "resize_size": (side, side) if hybrid else None,
+        "square": _equal_sides(merged, "high_res_size", source) if hybrid else side,
+        "shortest_edge": whole(merged["min_size"], "min_size", source),
+    }
+
+
+def _llava(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """CLIP's; with `do_pad` after the image is put in the middle of a square."""
+    rule, size = _size(merged, "size", source, merged["default_to_square"])
+    return {"resize": rule, "resize_size": size, "square": 0 if merged["do_pad"] else None}
+
+
+def _longest(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """SAM: the longer side to `size`, then black up to `pad_size`."""
+    longest = _edge(merged, "size", "longest_edge", source)
+    if not merged["do_pad"] or _equal_sides(merged, "pad_size", source) != longest:
+        refuse(source, "pad_size", merged["pad_size"], f"do_pad to {longest}x{longest} expected")
+    found = {"resize": "longest", "resize_size": None, "longest_edge": longest, "fill": longest}
+    return {**found, "shortest_edge": 1, "crop_rounding": "round"}
+
+
+def _aria(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """The longer side to a number, then black up to whole patches; what is beyond is masked."""
+    longest = whole(merged["max_image_size"], "max_image_size", source)
+    least = whole(merged["min_image_size"], "min_image_size", source)
+    found = {"resize": "longest", "resize_size": None, "longest_edge": longest}
+    return {**found, "shortest_edge": least, "fill": _ARIA_PATCH}
+
+
+def _shrunk(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Kimi: never enlarged, then black up to whole cells of patches."""
+    patch, merge = (whole(merged[key], key, source) for key in ("patch_size", "merge_size"))
+    edges = {_edge(merged, "size", edge, source) for edge in ("max_height", "max_width")}
+    if len(edges) != 1:
+        refuse(source, "size", merged["size"], "max_height and max_width that are equal expected")
+    return {
+        "resize": "shrink",
+        "resize_size": None,
+        "multiple": patch,
+        "fill": patch * merge,
+        "max_patches": whole(merged["max_patches"], "max_patches", source),
+        "longest_edge": patch * edges.pop(),
+    }
+
+
+def _closest(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """DPT: multiples of a number, at the same aspect ratio or not."""
+    rule, (height, width) = _size(merged, "size", source, True)
+    unit = whole(merged["ensure_multiple_of"], "ensure_multiple_of", source)
+    if rule != "squash":
+        refuse(source, "size", merged["size"], "height and width expected")
+    if merged["do_pad"] and merged["size_divisor"]:
+        refuse(source, "do_pad", True, "a margin up to multiples of size_divisor is not supported")
+    if merged["keep_aspect_ratio"]:
+        return {"resize": "closest", "resize_size": (height, width), "multiple": unit}
+    return {
+        "resize": "squash",
+        "resize_size": (round(height / unit) * unit, round(width / unit) * unit),
+    }
+
+
+def _canvas(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Llama 4: a small image in one tile; the squashed view of a larger one."""
+    if merged["resize_to_max_canvas"]:
+        refuse(source, "resize_to_max_canvas", True, "false expected")
+    if whole(merged["max_patches"], "max_patches", source) == 1:
+        refuse(source, "max_patches", 1, "2 or more expected")
+    side = _equal_sides(merged, "size", source)
+    return {"resize": "canvas", "resize_size": (side, side)}
+
+
+def _area(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
+    """Gemma 4: as many patches as make the most soft tokens."""
+    keys = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
+    patch, pool, tokens = (whole(merged[key], key, source) for key in keys)
+    found = {"resize": "area", "resize_size": None, "multiple": patch * pool}
+    return {**found, "max_pixels": tokens * (patch * pool) ** 2}
+
+
 def _idefics(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     side = given.get("image_size")
     size = merged["size"] if side is None else _square(whole(side, "image_size", source))
@@ -202,6 +303,11 @@ _BY_TORCHVISION = (
     "pixels by Pillow; the processor, which has torchvision's resize alone, differs by up to 1 "
     "level (bilinear) or 2 (bicubic)"
 )
+_BY_BFLOAT16 = "; it normalizes in bfloat16, which rounds values to 8 bits"
+_ARIA_PATCH = 14
+_ALWAYS_RESIZES = (
+    *(_global_tile, _base_view, _in_square, _llava, _longest, _aria, _shrunk, _canvas, _area),
+)
 _CENTER_224 = {"do_center_crop": True, "crop_size": _square(224)}
 _SHORTEST = {"default_to_square": False}  # what a bare number means as `size`
 _CLIP = Processor(_assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST))
@@ -233,6 +339,17 @@ _GLM4V = Processor(
     crops=False,
     note="the processor enlarges images that are under one 2x2 of patches another way",
 )
+_DEEPSEEK = Processor(
+    _assumes(_square(384), 3, CLIP, min_size=14, do_pad=True),
+    _in_square,
+    neutral=("background_color",),  # the library takes it from image_mean
+    crops=False,
+)
+_HYBRID = {
+    "high_res_size": _square(1024),
+    "high_res_resample": 3,
+    **{f"high_res_image_{name}": values for name, values in CLIP.items()},
+}
 _ANYRES = ("image_grid_pinpoints", "do_pad", "aspect_ratio_setting")
 _CLASSES: Mapping[str, Processor] = {
     "ViTImageProcessor": _VIT,
@@ -245,7 +362,9 @@ _CLASSES: Mapping[str, Processor] = {
     "Tipsv2ImageProcessor": Processor(_assumes(_square(448), 2, HALF, do_normalize=False)),
     "CLIPImageProcessor": _CLIP,
     "ChineseCLIPImageProcessor": _CLIP,
-    "LlavaImageProcessor": _CLIP,
+    "LlavaImageProcessor": replace(
+        _CLIP, defaults={**_CLIP.defaults, "do_pad": False}, resize=_llava
+    ),
     "VideoLlavaImageProcessor": _CLIP,
     "BitImageProcessor": _CLIP,
     "SiglipImageProcessor": Processor(_assumes(_square(224), 3, HALF, **_SHORTEST)),
@@ -286,6 +405,73 @@ _CLASSES: Mapping[str, Processor] = {
         crops=False,
         tiles=_dynamic_tiles,
     ),
+    "DeepseekVLImageProcessor": _DEEPSEEK,
+    "JanusImageProcessor": _DEEPSEEK,
+    "DeepseekVLHybridImageProcessor": replace(
+        _DEEPSEEK,
+        defaults={**_DEEPSEEK.defaults, **_HYBRID},
+        note="the low-resolution view, which SigLIP reads; SAM's is not prepared",
+    ),
+    "AriaImageProcessor": Processor(
+        _assumes(
+            *(None, 3, HALF),
+            max_image_size=980,
+            min_image_size=336,
+            split_image=False,
+        ),
+        _aria,
+        neutral=("split_resolutions",),
+        crops=False,
+        tiles=lambda merged: "up to 8 tiles" if merged["split_image"] else "",
+    ),
+    "SamImageProcessor": Processor(
+        _assumes({"longest_edge": 1024}, 2, IMAGENET, do_pad=True, pad_size=_square(1024)),
+        _longest,
+        neutral=("mask_size", "mask_pad_size"),
+        crops=False,
+    ),
+    "DPTImageProcessor": Processor(
+        _assumes(
+            *(_square(384), 3, HALF),
+            ensure_multiple_of=1,
+            keep_aspect_ratio=False,
+            do_pad=False,
+            size_divisor=None,
+        ),
+        _closest,
+        neutral=("do_reduce_labels",),
+        crops=False,
+    ),
+    "Kimi_K25ImageProcessor": Processor(
+        _assumes(
+            *({"max_height": 512, "max_width": 512}, 3, HALF),
+            max_patches=16384,
+            patch_size=14,
+            merge_size=2,
+        ),
+        _shrunk,
+        crops=False,
+        note=_BY_TORCHVISION,
+    ),
+    "Llama4ImageProcessor": Processor(
+        _assumes(_square(336), 2, HALF, max_patches=16, resize_to_max_canvas=False),
+        _canvas,
+        crops=False,
+        tiles=lambda merged: f"up to {merged['max_patches']} tiles",
+        note=_BY_TORCHVISION + _BY_BFLOAT16,
+    ),
+    "Gemma4ImageProcessor": Processor(
+        _assumes(
+            *(None, 3, {"mean": (0.0,) * 3, "std": (1.0,) * 3}),
+            patch_size=16,
+            max_soft_tokens=280,
+            pooling_kernel_size=3,
+            do_normalize=False,
+        ),
+        _area,
+        crops=False,
+    ),
+    "GlmgaImageProcessor": replace(_GLM4V, neutral=("patch_expand_factor",)),
     "Glm4vImageProcessor": _GLM4V,
     "Glm46VImageProcessor": _GLM4V,
     "Cohere2VisionImageProcessor": Processor(
@@ -407,7 +593,11 @@ def processor(kind: str | None) -> Callable[..., Preprocessing | None]:
                 if not isinstance(inner, Mapping):
                     continue  # it speaks of text or sound alone
                 settings = inner
-            return from_transformers(settings, kind=kind, source=name)
+            found = from_transformers(settings, kind=kind, source=name)
+            if found.config.fill == _ARIA_PATCH != encoder.patch_size:
+                filled = found.config.model_copy(update={"fill": encoder.patch_size})
+                found = replace(found, config=filled)
+            return found
         return None
 
     return read
@@ -444,8 +634,8 @@ def from_transformers(
     config: dict[str, Any] = {"crop_rounding": "floor", "resize_dtype": reads.resize_dtype}
     config["filter"] = _resample(merged["resample"], source)
     if not merged["do_resize"]:
-        if reads.resize in (_global_tile, _base_view):
-            refuse(source, "do_resize", False, f"{found} resizes to tiles all the same")
+        if reads.resize in _ALWAYS_RESIZES:
+            refuse(source, "do_resize", False, f"true expected for {found}")
         config |= {"resize": "none", "resize_size": None}
     elif reads.resize is not None:
         config |= reads.resize(merged, given, source)

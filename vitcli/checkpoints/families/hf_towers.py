@@ -214,7 +214,7 @@ LLAMA4 = Family(
     library=LIBRARY,
     verified=TINY + "; alone and in the whole model; CLS first here, last there",
     model_types=("llama4_vision_model",),
-    preprocess=processor(None),  # its own pads to tiles and normalizes in bfloat16: refused
+    preprocess=processor("Llama4ImageProcessor"),
     signature=("positional_embedding_vlm", "layernorm_pre.weight", LAYERS + "self_attn.o_proj"),
     renames={
         "front_end.projection.weight": conv_from_flat("patch_embedding.linear.weight"),
@@ -345,7 +345,7 @@ KIMI = Family(
     library=LIBRARY,
     verified=TINY + "; alone and in the whole model",
     model_types=("kimi_k25_vision",),
-    preprocess=processor(None),  # its own pads to whole patches: refused
+    preprocess=processor("Kimi_K25ImageProcessor"),
     signature=("patch_embed.pos_emb.position_embeddings", "final_layernorm.weight"),
     aliases=(
         (r"^(encoder\.blocks\.\d+\.)norm1\.", r"\1norm2."),

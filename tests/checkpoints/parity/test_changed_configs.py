@@ -1,0 +1,159 @@
+"""One setting of a config is changed at a time: vitcli follows the library, or refuses."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.models import save_for_hf
+from torch import nn
+
+from tests.checkpoints.parity import timm_models
+from tests.checkpoints.parity.compare import Outputs, differences, images, ours, randomized
+from tests.checkpoints.parity.hf import CASES, Case
+from tests.checkpoints.parity.towers import TOWERS
+from vitcli.checkpoints.load import load_weights
+from vitcli.errors import VitcliError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BOOKKEEPING = {
+    *("architectures", "dtype", "torch_dtype", "model_type", "transformers_version"),
+    *("id2label", "label2id", "_name_or_path", "return_dict", "problem_type", "num_labels"),
+    *("output_hidden_states", "output_attentions", "is_encoder_decoder", "use_cache"),
+    *("chunk_size_feed_forward", "torchscript", "auto_map"),
+}
+"""What changes how the library answers, and not what an encoder computes."""
+WORDS = (
+    ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu", "relu"),
+    ("layer_norm", "rms_norm"),
+    ("layernorm", "rmsnorm"),
+    ("token", "avg", "map", ""),
+    ("learn", "none"),
+    ("cat", "dinov3", "mixed"),
+    ("ij", "xy"),
+)
+HF = {name: case for name, case in {**CASES, **TOWERS}.items() if "whole" not in name}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Values of the same kind, large enough to be seen in the outputs."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value * 2, value + 1)
+    elif isinstance(value, float):
+        yield value * 3 + 0.02
+    elif isinstance(value, str):
+        yield from (word for words in WORDS if value in words for word in words if word != value)
+    elif isinstance(value, list | tuple) and value:
+        yield from ([item + 1 if isinstance(item, int) else item for item in value], value[:-1])
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from ({**value, key: other} for other in others(inner))
+    elif value is None:
+        yield from (True, 2, [0])
+
+
+def silently_wrong(
+    folder: Path,
+    config: dict[str, Any],
+    section: Callable[[dict[str, Any]], dict[str, Any]],
+    known: dict[str, Any],
+    rebuilt: Callable[[dict[str, Any]], nn.Module],
+    outputs: Callable[[nn.Module], Outputs],
+    pixels: torch.Tensor,
+    tolerance: float,
+) -> dict[str, float | str]:
+    """Each changed setting that is neither refused nor followed, and how far off it is."""
+    found: dict[str, float | str] = {}
+    for key in known:
+        for other in () if key in BOOKKEEPING else others(known[key]):
+            changed = json.loads(json.dumps(config))
+            section(changed)[key] = other
+            (folder / "config.json").write_text(json.dumps(changed))
+            try:
+                mine = ours(load_weights(str(folder), dtype=torch.float64).encoder, pixels)
+            except VitcliError:
+                continue
+            try:
+                with torch.no_grad():
+                    theirs = outputs(rebuilt(changed))
+            except Exception as error:  # whatever the library raises, it does not run this
+                found[f"{key} = {other}"] = f"the library refuses it: {error!r}"[:160]
+                continue
+            try:
+                apart = max(differences(theirs, mine).values())
+            except AssertionError as error:
+                found[f"{key} = {other}"] = f"other outputs: {error}"
+                continue
+            if not apart <= tolerance:
+                found[f"{key} = {other}"] = apart
+    return found
+
+
+@pytest.mark.parametrize("name", HF)
+def test_settings_of_transformers(name: str, tmp_path: Path) -> None:
+    case: Case = HF[name]
+    model = randomized(case.make())
+    model.save_pretrained(tmp_path)
+    pixels = images(*case.sizes[-1])
+
+    def rebuilt(config: dict[str, Any]) -> nn.Module:
+        twin = type(model)(type(model.config).from_dict(config))
+        twin.load_state_dict(model.state_dict())
+        return twin.double().eval()
+
+    told = json.loads((tmp_path / "config.json").read_text())
+    wrong = silently_wrong(
+        tmp_path,
+        told,
+        lambda config: config,
+        model.config.to_dict(),
+        rebuilt,
+        lambda twin: case.outputs(twin, pixels),
+        pixels,
+        case.tolerance,
+    )
+    assert wrong == {}
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The plain arguments of a class and what it takes where they are left out."""
+    given = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
+    return {key: v for key, v in given.items() if v is None or isinstance(v, int | float | str)}
+
+
+@pytest.mark.parametrize("name", timm_models.CASES)
+def test_settings_of_timm(name: str, tmp_path: Path) -> None:
+    case = timm_models.CASES[name]
+    model = randomized(case.make())
+    arguments = timm_models.SMALL | case.arguments
+    save_for_hf(model, tmp_path, model_args=arguments)
+    pixels = images(*case.sizes[-1])
+
+    def rebuilt(config: dict[str, Any]) -> nn.Module:
+        twin = timm_models.Case(case.family, case.architecture, config["model_args"]).make()
+        twin.load_state_dict(model.state_dict())
+        return twin.double().eval()
+
+    wrong = silently_wrong(
+        tmp_path,
+        json.loads((tmp_path / "config.json").read_text()),
+        lambda config: config["model_args"],
+        defaults(type(model)) | arguments,
+        rebuilt,
+        lambda twin: timm_models.outputs(twin, pixels),
+        pixels,
+        case.tolerance,
+    )
+    assert wrong == {}
