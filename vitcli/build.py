@@ -56,6 +56,7 @@ from vitcli.nn.positions import (
     AlibiPosition,
     LearnedPosition,
     LearnedRopePosition,
+    MixedRopePosition,
     NoPosition,
     RelativePosition,
     RopePosition,
@@ -87,6 +88,10 @@ def _rope(c: EncoderConfig) -> RopePosition:
         rope.alternate,
         rope.in_turns,
     )
+
+
+def _mixed(c: EncoderConfig) -> MixedRopePosition:
+    return MixedRopePosition(c.depth, c.heads, c.head_dim, c.rope.theta)
 
 
 def _relative(c: EncoderConfig) -> NoPosition:
@@ -124,6 +129,8 @@ POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "rope2d": _rope,
     "learned+rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_rope(c)), c),
     "alibi2d": lambda c: AlibiPosition(c.heads),
+    "mixed_rope2d": _mixed,
+    "learned+mixed_rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_mixed(c)), c),
     "relative2d": _relative,
     "none": lambda c: NoPosition(),
 }

@@ -276,7 +276,7 @@ def resolve_settings(
     _size(claims, match, shapes, preset)
     claims.add(preset_values, by_preset)
 
-    turns = str(user.get("position")).endswith("rope2d")
+    turns = user.get("position") in ("rope2d", "learned+rope2d")
     if turns and not any(key.startswith("rope.") for key in needs):
         needs += ROTATIONS  # a word of the user's is no reason to rotate by the schema's defaults
     needed = dict.fromkeys(needs)

@@ -34,6 +34,7 @@ TableResize = Literal[
     "bilinear",
     "bilinear_cropped",
     "buckets",
+    "geometric",
     "bicubic",
     "bicubic_antialias",
     "bicubic_offset",
@@ -83,7 +84,8 @@ class TableConfig(Section):
     bilinear, bicubic: without antialiasing; with `_antialias` or `_align_corners` as torch's
     `interpolate` names them; bicubic_offset: bicubic by the scale (n + 0.1) / m (original DINOv2);
     bilinear_cropped: to a square, then its top left (RADIO); buckets: the row of the nearest cell
-    before (Idefics 2 and 3)."""
+    before (Idefics 2 and 3); geometric: of `position: relative2d` alone, linear between offsets
+    whose distances grow by one factor (timm)."""
     resize_dtype: Literal["float32", "model"] = "float32"
     """The dtype of the interpolation: float32, or model for the weights' own dtype."""
 
@@ -191,12 +193,16 @@ class EncoderConfig(Section):
 
     position: Annotated[str, one_of(variants.POSITIONS)] = "learned"
     """The position encoding. learned: a trained table; sincos2d: a fixed table of sines and
-    cosines; rope2d: rotary; learned+rope2d: both; alibi2d: biases of the scores by distance;
-    relative2d: a trained bias of the scores per head and offset (BEiT); none."""
+    cosines; rope2d: rotary; learned+rope2d: a table and rotary; mixed_rope2d: rotary by trained
+    frequencies per block and head (RoPE-ViT); learned+mixed_rope2d: a table and those; alibi2d:
+    biases of the scores by distance; relative2d: a trained bias of the scores per head and offset
+    (BEiT); none."""
     position_table: TableConfig = TableConfig()
-    """The table of `position: learned`, `sincos2d` and `learned+rope2d`."""
+    """The table of `position: learned`, `sincos2d`, `learned+rope2d` and
+    `learned+mixed_rope2d`."""
     rope: RopeConfig = RopeConfig()
-    """The rotations of `position: rope2d` and `learned+rope2d`."""
+    """The rotations of `position: rope2d` and `learned+rope2d`; of the mixed ones `theta` alone,
+    for their initial frequencies."""
 
     ln_pre: bool = False
     """Whether the tokens are normalized before the first block (CLIP)."""

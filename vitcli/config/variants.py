@@ -118,11 +118,16 @@ class TableSpec(PositionSpec):
         rows, columns = c.grid
         return Cost((c.table_prefix_rows + rows * columns) * c.hidden)
 
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if c.position_table.resize == "geometric":
+            yield "position_table.resize, position", "geometric belongs to position: relative2d"
+
 
 class SinCosSpec(TableSpec):
     """Fixed values, stored as a table is."""
 
     def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
         if c.hidden % 4:
             yield "position, hidden", f"sincos2d needs hidden = {c.hidden} to be a multiple of 4"
 
@@ -153,7 +158,37 @@ class TableRopeSpec(TableSpec):
     acts_on_pairs = True
 
     def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
         yield from RopeSpec().contradictions(c)
+
+
+class MixedRopeSpec(PositionSpec):
+    """Rotations by learned frequencies: two numbers per pair of channels, head and block."""
+
+    acts_on_pairs = True
+
+    def cost(self, c: Config) -> Cost:
+        return Cost(c.depth * c.hidden)
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        if c.head_dim % 4:
+            yield (
+                "position, hidden, heads",
+                f"{c.position} needs hidden / heads = {c.head_dim} to be a multiple of 4",
+            )
+
+
+class TableMixedRopeSpec(TableSpec):
+    """A learned table on the tokens, and rotations by learned frequencies."""
+
+    acts_on_pairs = True
+
+    def cost(self, c: Config) -> Cost:
+        return super().cost(c) + MixedRopeSpec().cost(c)
+
+    def contradictions(self, c: Config) -> Iterator[Wrong]:
+        yield from super().contradictions(c)
+        yield from MixedRopeSpec().contradictions(c)
 
 
 class AlibiSpec(PositionSpec):
@@ -178,6 +213,8 @@ POSITIONS: dict[str, PositionSpec] = {
     "rope2d": RopeSpec(),
     "learned+rope2d": TableRopeSpec(),
     "alibi2d": AlibiSpec(),
+    "mixed_rope2d": MixedRopeSpec(),
+    "learned+mixed_rope2d": TableMixedRopeSpec(),
     "relative2d": RelativeSpec(),
     "none": PositionSpec(),
 }

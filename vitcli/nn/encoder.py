@@ -257,8 +257,8 @@ class VisionEncoder(nn.Module):
         """(B, C, height, width) -> EncoderOutput; `attn_mask` as in MultiHeadSelfAttention."""
         grid, prefix = self.front_end.grid(images), self.prefix_tokens
         x = self.front_end(images)  # (B, P+N, D)
-        rotate = self.front_end.position.rotation(grid, prefix, x)
         depth = len(self.vit.blocks)
+        rotate = self.front_end.position.rotations(grid, prefix, depth, x)
         kept: dict[int, Tensor] = dict.fromkeys((*self.deepstack_blocks, depth), x)
         tokens = self.vit(x, rotate, self.block_masks(grid, x, attn_mask), kept)
         first, patches = tokens.tensor_split([prefix], dim=1)  # (B, P, D), (B, N, D)
@@ -284,11 +284,11 @@ class ViT(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotate: Rotation = identity,
+        rotate: Rotation | Iterable[Rotation] = identity,
         attn_mask: Tensor | Iterable[Tensor | None] | None = None,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D); `attn_mask` is one for all blocks or one per block.
+        """(B, N, D) -> (B, N, D); `rotate`, `attn_mask`: one for all blocks or one per block.
 
         The outputs of the blocks, from 1, that are keys of `kept` are put there.
         """
@@ -297,8 +297,10 @@ class ViT(nn.Module):
             if isinstance(attn_mask, Tensor) or attn_mask is None
             else attn_mask
         )
-        for index, (block, mask) in enumerate(zip(self.blocks, masks, strict=True), start=1):
-            x = cast(Block, block)(x, rotate, mask)
+        turns = [rotate] * len(self.blocks) if callable(rotate) else rotate
+        each = zip(self.blocks, turns, masks, strict=True)
+        for index, (block, turn, mask) in enumerate(each, start=1):
+            x = cast(Block, block)(x, turn, mask)
             if kept and index in kept:
                 kept[index] = x
         y: Tensor = self.norm(x)

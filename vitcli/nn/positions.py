@@ -32,6 +32,12 @@ class NoPosition(Part):
         """What turns queries and keys (B, H, P+N, d)."""
         return identity
 
+    def rotations(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterable[Rotation]:
+        """As `rotation`, of each of `depth` blocks."""
+        return [self.rotation(grid, prefix_tokens, like)] * depth
+
     def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor | None:
         """What is added to the attention logits of all blocks, (H, P+N, P+N), or None."""
         return None
@@ -84,10 +90,42 @@ def cropped(table: Tensor, grid: Grid) -> Tensor:
     return _interpolate(table, (side, side), mode="bilinear")[..., : grid[0], : grid[1]]
 
 
+def geometric(table: Tensor, grid: Grid) -> Tensor:
+    """Linear between positions whose distances grow by one factor from the middle (BEiT, timm).
+
+    The factor, by bisection, is the one with which the last position of the table is the last of
+    the new one, so that what is near the middle stays as it is; `grid` and the table's are odd.
+    """
+
+    def weights(n: int, m: int) -> Tensor:
+        low, high = 1.01, 1.5
+        while high - low > 1e-6:
+            ratio = (low + high) / 2.0
+            too_far = (1.0 - ratio ** (m // 2)) / (1.0 - ratio) > n // 2
+            low, high = (low, ratio) if too_far else (ratio, high)
+        steps = torch.tensor([ratio**i for i in range(m // 2)], dtype=torch.float64).cumsum(0)
+        known = torch.cat([-steps.flip(0), steps.new_zeros(1), steps]).float()  # as the library
+        wanted = torch.arange(n, dtype=torch.float32) - n // 2
+        right = torch.bucketize(wanted, known).clamp(max=m - 1)
+        left = (right - 1).clamp(min=0)
+        after, before = (wanted - known[left]).clamp(min=0), (known[right] - wanted).clamp(min=0)
+        alone = (after == 0) & (before == 0)
+        after, before = after + alone, before + alone
+        found = torch.zeros(n, m)
+        rows = torch.arange(n)
+        found[rows, left] += before / (after + before)
+        found[rows, right] += after / (after + before)
+        return found.to(table.dtype).to(table.device)
+
+    down, across = (weights(n, m) for n, m in zip(grid, table.shape[-2:], strict=True))
+    return down @ table @ across.T
+
+
 TABLE_RESIZES: dict[str, Callable[[Tensor, Grid], Tensor]] = {
     "bilinear": partial(_interpolate, mode="bilinear"),
     "bilinear_cropped": cropped,
     "buckets": nearest_by_fraction,
+    "geometric": geometric,
     "bicubic": partial(_interpolate, mode="bicubic"),
     "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
     "bicubic_offset": partial(_interpolate, mode="bicubic", offset=0.1),
@@ -286,14 +324,65 @@ class RopePosition(NoPosition):
         return joined.flatten(0, 1)  # (N, d/2)
 
     def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
-        angles = F.pad(self.angles(grid), (0, 0, prefix_tokens, 0))  # zero turns for the prefix
-        angles = self.spread(angles)  # (P+N, d)
-        cos, sin = (t.to(like.dtype).to(like.device) for t in (angles.cos(), angles.sin()))
+        return turned_by(self.angles(grid), prefix_tokens, self.spread, self.turn, like)
 
-        def rotate(x: Tensor) -> Tensor:
-            return x * cos + self.turn(x) * sin
 
-        return rotate
+def turned_by(
+    angles: Tensor,
+    prefix_tokens: int,
+    spread: Callable[[Tensor], Tensor],
+    turn: Callable[[Tensor], Tensor],
+    like: Tensor,
+) -> Rotation:
+    """The rotation by angles (.., N, d/2), and none of the prefix tokens."""
+    angles = spread(F.pad(angles, (0, 0, prefix_tokens, 0)))  # (.., P+N, d)
+    cos, sin = (t.to(like.dtype).to(like.device) for t in (angles.cos(), angles.sin()))
+
+    def rotate(x: Tensor) -> Tensor:
+        return x * cos + turn(x) * sin
+
+    return rotate
+
+
+class MixedRopePosition(NoPosition):
+    """Rotary positions of learned frequencies (Heo et al. 2024, section 3.2, RoPE-Mixed).
+
+    In each block and head every pair (2i, 2i + 1) turns by row * a + column * b, with a and b in
+    `frequencies` (2, depth, H, d/2). They start as those of `rope2d` at base theta along two axes
+    at right angles, in a direction drawn for each head. Prefix tokens are not turned.
+    """
+
+    def __init__(self, depth: int, heads: int, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+        self.frequencies = nn.Parameter(torch.empty(2, depth, heads, head_dim // 2))
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        _, depth, heads, pairs = self.frequencies.shape
+        j = torch.arange(pairs // 2, dtype=torch.float64)
+        size = self.theta ** (-2 * j / pairs)
+        along = torch.rand(depth, heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi
+        across = along + math.pi / 2
+        self.frequencies.copy_(
+            torch.stack(
+                [
+                    torch.cat([size * f(a) for a in (along, across)], -1)
+                    for f in (torch.sin, torch.cos)
+                ]
+            )
+        )
+
+    def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor, block: int = 0) -> Rotation:
+        axes = (torch.arange(n, device=like.device, dtype=like.dtype) for n in grid)
+        rows, columns = torch.cartesian_prod(*axes).T[:, :, None]  # (N, 1) each
+        by_row, by_column = self.frequencies[:, block, :, None]  # (H, 1, d/2)
+        angles = rows * by_row + columns * by_column  # (H, N, d/2)
+        return turned_by(angles, prefix_tokens, *ROPE_LAYOUTS["interleaved"], like)
+
+    def rotations(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterable[Rotation]:
+        return (self.rotation(grid, prefix_tokens, like, block) for block in range(depth))
 
 
 class LearnedRopePosition(LearnedPosition):
@@ -304,15 +393,17 @@ class LearnedRopePosition(LearnedPosition):
         hidden: int,
         grid: Grid,
         prefix_rows: int,
-        rope: RopePosition,
+        rope: RopePosition | MixedRopePosition,
         resize: str = "bicubic",
         resize_dtype: torch.dtype | None = torch.float32,
     ) -> None:
         super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
         self.rope = rope
 
-    def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Rotation:
-        return self.rope.rotation(grid, prefix_tokens, like)
+    def rotations(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterable[Rotation]:
+        return self.rope.rotations(grid, prefix_tokens, depth, like)
 
 
 def alibi_slopes(heads: int) -> list[float]:

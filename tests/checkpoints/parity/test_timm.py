@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,10 +119,26 @@ def test_an_architecture_that_is_built_otherwise_is_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").unlink()
     with pytest.raises(VitcliError, match=r"nor a config give .*norm_placement"):
         load_weights(str(tmp_path))
-    shutil.rmtree(tmp_path)
-    mixed = timm.create_model("vit_small_patch16_rope_mixed_224", num_classes=0, depth=1)
-    save_for_hf(mixed, tmp_path)
-    with pytest.raises(VitcliError, match="no supported family matches"):
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "why"),
+    [
+        ("vit_relpos_base_patch16_224", {}, "relative positions by an MLP"),
+        ("vit_srelpos_small_patch16_224", {}, "relative positions by an MLP"),
+        ("vit_relpos_small_patch16_rpn_224", {}, "norms of what is added to the sum"),
+        ("eva02_enormous_patch14_clip_224", {}, "norms of what is added to the sum"),
+        ("qwen3_vit_88m", {"img_size": 32}, "a classifier without the parameters of its norm"),
+        ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}, "use_shared_rel_pos_bias"),
+        ("beit_base_patch16_224", {"use_abs_pos_emb": True}, "use_abs_pos_emb"),
+    ],
+)
+def test_what_timm_computes_otherwise_is_named(
+    architecture: str, arguments: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    tiny = {"depth": 1, "embed_dim": 16, "num_heads": 2, "num_classes": 0, **arguments}
+    save_for_hf(timm.create_model(architecture, **tiny), tmp_path, model_args=tiny)
+    with pytest.raises(VitcliError, match=why):
         load_weights(str(tmp_path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +37,33 @@ class Case:
         return timm.create_model(self.architecture, **(SMALL | self.arguments | more))
 
 
+def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """A model of one size only, set to another as timm does."""
+    if hasattr(model, "set_input_size") and not model.patch_embed.dynamic_img_pad:
+        if model.patch_embed.strict_img_size and tuple(model.patch_embed.img_size) != size:
+            model = copy.deepcopy(model)
+            model.set_input_size(size)
+    return model
+
+
+def qwen3(model: nn.Module, pixels: Tensor) -> Outputs:
+    """The encoder alone, whose tokens have rows and columns."""
+    seen: list[Tensor] = []
+    hooks = [
+        model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0])),
+        *(b.register_forward_hook(lambda _, __, out: seen.append(out)) for b in model.blocks),
+    ]
+    tokens = model.forward_features(pixels).flatten(1, 2)
+    for hook in hooks:
+        hook.remove()
+    return Outputs(seen, seen[-1], tokens, None, model(pixels))
+
+
 def outputs(model: nn.Module, pixels: Tensor) -> Outputs:
     """The tokens into the first block and out of each, then what the model makes of them."""
+    if hasattr(model, "merger"):
+        return qwen3(model, pixels)
+    model = _at(model, tuple(pixels.shape[-2:]))
     seen: list[Tensor] = []
     hooks = [
         model.blocks[0].register_forward_pre_hook(lambda _, given: seen.append(given[0])),
@@ -127,6 +153,43 @@ CASES: dict[str, Case] = _by_name(
     _eva02("timm-eva02", "eva02_base_patch14_224"),
     _eva02("timm-eva02", "eva02_large_patch14_448", ref_feat_shape=(6, 5), num_classes=0),
     _eva02("timm-eva02", "eva02_base_patch16_clip_224"),
+    *(
+        Case(
+            f"timm-eva-rope-mixed{table}",
+            f"vit_small_patch16_rope_mixed{ape}_224",
+            {"dynamic_img_size": True},
+            FLOAT32_PARTS,
+        )
+        for table, ape in (("", ""), ("-table", "_ape"))
+    ),
+    Case("timm-beit", "beit_base_patch16_224", {}, FLOAT32_PARTS),
+    Case(
+        "timm-beit",
+        "beitv2_large_patch16_224",
+        {"num_classes": 0, "global_pool": "token", "img_size": (32, 48)},
+        FLOAT32_PARTS,
+        ((32, 48), (40, 40), (16, 24)),
+    ),
+    Case(
+        "timm-beit",
+        "beit_large_patch16_512",
+        {"swiglu_mlp": True, "scale_mlp": True, "init_values": None},
+        FLOAT32_PARTS,
+    ),
+    Case("timm-relpos", "vit_relpos_base_patch16_224", {"rel_pos_type": "bias"}, FLOAT32_PARTS),
+    Case(
+        "timm-relpos",
+        "vit_relpos_medium_patch16_cls_224",
+        {"rel_pos_type": "bias", "qk_norm": True},
+        FLOAT32_PARTS,
+    ),
+    Case(
+        "timm-qwen3",
+        "qwen3_vit_88m_enc",
+        {"out_features": 24, "mlp_ratio": 2.5, "pos_embed_grid_size": 4, "num_classes": None},
+        FLOAT32_PARTS,
+        ((32, 32), (48, 32), (64, 96)),
+    ),
     # The parts that deepghs' taggers have: registers and no table, no norm within the MLP.
     _eva02(
         "timm-eva02",

@@ -241,7 +241,10 @@ SPLIT_GATE = Variant(
 # VisionTransformer, and the originals of DeiT, MAE and I-JEPA
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
 # Rank-5 patches are Qwen's; q_bias is Eva's.
-ABSENT = ("merger.ln_q.weight", "merger.norm.weight", BLOCK + "attn.q_bias")
+BIASES = tuple(
+    f"{BLOCK}attn.{at}relative_position_bias_table" for at in ("", "rel_pos.")
+)  # BEiT's, and those of timm's own
+ABSENT = ("merger.ln_q.weight", "merger.norm.weight", BLOCK + "attn.q_bias", *BIASES)
 NEEDS = ("heads", "norm_eps", "activation", "pooling")
 # Each head predicts for itself and their mean is the answer; there is no one pooled vector.
 DISTILLED = Variant(

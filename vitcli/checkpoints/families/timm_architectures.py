@@ -3,7 +3,7 @@
 The name in a timm config.json is a value like any other: it says what the tensors do not, which
 is the head count, the activation, the norms' eps and the pooling. Everything else is in the
 tensors. A name that is missing here is one whose blocks are built otherwise (parallel branches,
-differential attention, post-norm) or rotate otherwise (mixed RoPE).
+differential attention, post-norm).
 """
 
 from __future__ import annotations
@@ -236,6 +236,11 @@ _AXIAL = {
     "rope_layout": "interleaved",
     "rope_grid_indexing": "xy",
 }
+_MIXED = {
+    **{key: value for key, value in _AXIAL.items() if key != "rope_layout"},
+    "rope_type": "mixed",
+    "rope_temperature": 10.0,
+}
 _EVA02 = {**_REFERENCE_ROPE, **_BOTH, "class_token": True}
 _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     (
@@ -283,6 +288,16 @@ _EVA: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
             12: "vit_base_patch16_rope_ape_224",
             16: "vit_large_patch16_rope_ape_224",
         },
+    ),
+    *(
+        (
+            {**_MIXED, "use_abs_pos_emb": bool(table)},
+            {
+                heads: f"vit_{name}_patch16_rope_mixed{table}_224"
+                for heads, name in ((6, "small"), (12, "base"), (16, "large"))
+            },
+        )
+        for table in ("", "_ape")
     ),
     ({**_REFERENCE_ROPE, "reg_tokens": 4}, {10: "vit_betwixt_patch16_rope_reg4_gap_256"}),
     (
@@ -377,3 +392,49 @@ _PERCEPTION: tuple[tuple[dict[str, Any], dict[int, str]], ...] = (
     ),
 )
 PERCEPTION_ENCODERS = _by_name(_PERCEPTION)
+
+_BEIT = {"class_token": True, "norm_eps": 1e-6, "global_pool": "avg"}
+BEITS = _by_name(
+    (
+        (
+            _BEIT,
+            {
+                12: "beit_base_patch16_224 beit_base_patch16_384 beitv2_base_patch16_224",
+                16: """
+                    beit_large_patch16_224 beit_large_patch16_384 beit_large_patch16_512
+                    beitv2_large_patch16_224
+                """,
+            },
+        ),
+    )
+)
+# All that timm has weights of compute their biases by an MLP, which only `rel_pos_type` changes.
+_RELATIVE = {"class_token": False, "norm_eps": 1e-6, "global_pool": "avg", "rel_pos_type": "mlp"}
+_RELATIVE_CLS = {**_RELATIVE, "class_token": True}
+RELATIVE = _by_name(
+    (
+        (
+            _RELATIVE,
+            {
+                3: "test_vit_relpos",
+                6: "vit_relpos_small_patch16_224",
+                8: "vit_relpos_medium_patch16_224",
+                12: "vit_relpos_base_patch16_224",
+                14: "vit_relpos_base_patch16_plus_240",
+            },
+        ),
+        (
+            {**_RELATIVE_CLS, "global_pool": "token"},
+            {8: "vit_relpos_medium_patch16_cls_224", 12: "vit_relpos_base_patch16_cls_224"},
+        ),
+        (_RELATIVE_CLS, {12: "vit_relpos_base_patch16_clsgap_224"}),
+    )
+)
+QWEN3_ENCODERS = _by_name(
+    (
+        (
+            {"norm_eps": 1e-6, "rope_temperature": 10000.0, "pos_embed_grid_size": 48},
+            {12: "qwen3_vit_88m_enc", 16: "qwen3_vit_306m_enc qwen3_vit_416m_enc"},
+        ),
+    )
+)

@@ -1,4 +1,4 @@
-"""timm's Eva: DINOv3, ViTs with RoPE, EVA, EVA-02 and the Perception Encoder."""
+"""timm's Eva (DINOv3, ViTs with RoPE, EVA, EVA-02, the Perception Encoder), BEiT and Qwen3."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
 from vitcli.checkpoints.families.timm import (
     ABSENT,
+    ACTIVATIONS,
+    BIASES,
     BLOCK,
     CLASSIFIER,
     GAMMAS,
     IGNORED,
+    LAYER_SCALE,
     LIBRARY,
     MAP,
     NO_CLASSIFIER,
@@ -26,8 +29,25 @@ from vitcli.checkpoints.families.timm import (
     patch_bias,
     preprocess,
 )
-from vitcli.checkpoints.families.timm_architectures import EVAS, PERCEPTION_ENCODERS
-from vitcli.checkpoints.family import Family, Renames, To, Variant, flag, fused, only, size
+from vitcli.checkpoints.families.timm_architectures import (
+    BEITS,
+    EVAS,
+    PERCEPTION_ENCODERS,
+    QWEN3_ENCODERS,
+    RELATIVE,
+)
+from vitcli.checkpoints.family import (
+    Family,
+    From,
+    FromTensor,
+    Renames,
+    To,
+    Variant,
+    flag,
+    fused,
+    only,
+    size,
+)
 
 ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference", "index": "index"}
 SHARED_SETTINGS = {
@@ -130,7 +150,7 @@ ROPE = Family(
         BLOCK + "attn.qkv.weight",
         BLOCK + "gamma_1",
     ),
-    absent=("pos_embed", "rope.freqs"),
+    absent=("pos_embed", "rope.freqs", *BIASES),
     renames={**RENAMES, **QKV},
     settings={
         **SHARED_SETTINGS,
@@ -171,6 +191,39 @@ ROPE_TABLE = replace(
     },
     decides={**ROPE.decides, **RESIZE, "position": "learned+rope2d"},
     unproven=("position",),
+    any_prefix_rows=True,
+)
+# Learned frequencies in each block and head, of columns first; with and without a table.
+FREQUENCIES = From(("rope.freqs",), lambda t: t.flip(0))
+MIXED = replace(
+    ROPE,
+    name="timm-eva-rope-mixed",
+    signature=(*ROPE.signature, "rope.freqs"),
+    absent=("pos_embed",),
+    renames={**ROPE.renames, "front_end.position.frequencies": FREQUENCIES},
+    settings={
+        **{k: to for k, to in ROPE.settings.items() if not k.endswith("rope_layout")},
+        "rope_rotate_half": only(False),
+        **{f"{at}rope_type": only("mixed") for at in ("architecture.", "")},
+        **{f"{at}rope_grid_indexing": only("xy") for at in ("architecture.", "")},
+    },
+    ignored=(*EVA_IGNORED, "ref_feat_shape", "rope_grid_offset"),
+    decides={"position": "mixed_rope2d", "activation": gated_activation, "patch_bias": patch_bias},
+    needs=("heads", "norm_eps", "pooling"),
+    from_tensors={"heads": FromTensor("rope.freqs", lambda t: t.shape[2])},
+)
+MIXED_TABLE = replace(
+    MIXED,
+    name="timm-eva-rope-mixed-table",
+    signature=(*MIXED.signature, "pos_embed"),
+    absent=(),
+    renames={**ROPE.renames, "front_end.position.rope.frequencies": FREQUENCIES},
+    settings={
+        **MIXED.settings,
+        "architecture.use_abs_pos_emb": only(True),
+        "use_abs_pos_emb": only(True),
+    },
+    decides={**MIXED.decides, **RESIZE, "position": "learned+mixed_rope2d"},
     any_prefix_rows=True,
 )
 # EVA, and the small ones of EVA-02, whose table has RoPE besides: the names are the same.
@@ -276,4 +329,93 @@ PERCEPTION = Family(
         Variant(when=("attn_pool.latent", "cls_token"), settings={"pool_prefix": True}),
     ),
 )
-FAMILIES = (PERCEPTION, ROPE, EVA, EVA02)
+# BEiT and timm's own ViTs with biases in each block by a table of offsets.
+TABLE = BIASES[0]
+BEIT = Family(
+    name="timm-beit",
+    library=LIBRARY,
+    preprocess=preprocess,
+    verified="tiny random models, from files with config.json",
+    signature=("cls_token", *SIGNATURE, TABLE),
+    renames={**RENAMES, **QKV, "front_end.position.tables.{i}": TABLE},
+    drops=(r"blocks\.\d+\.attn\.relative_position_index",),
+    settings={
+        **SETTINGS,
+        "swiglu_mlp": To("mlp", {True: "gated", False: "plain"}),
+        "scale_mlp": To("mlp_norm", flag),
+        "use_abs_pos_emb": only(False),
+        "use_rel_pos_bias": only(True),
+        "use_shared_rel_pos_bias": only(False),
+    },
+    ignored=(*HF_IGNORED, *IGNORED, "head_init_scale", "use_fc_norm"),
+    decides={
+        "position": "relative2d",
+        "position_table.resize": "geometric",
+        "position_table.resize_dtype": "float32",
+        "activation": gated_activation,
+    },
+    needs=("heads", "norm_eps", "pooling", "image_size"),
+    flatten=flattened(BEITS),
+    from_tensors={"heads": FromTensor(TABLE, lambda t: t.shape[1])},
+    variants=EVA_VARIANTS,
+)
+RELPOS = replace(
+    BEIT,
+    name="timm-relpos",
+    signature=(*SIGNATURE, BIASES[1]),
+    renames={**RENAMES, **QKV, **LAYER_SCALE, "front_end.position.tables.{i}": BIASES[1]},
+    drops=(),
+    settings={
+        **SETTINGS,
+        "act_layer": To("activation", ACTIVATIONS),
+        **{f"{at}rel_pos_type": only("bias") for at in ("architecture.", "")},
+        "shared_rel_pos": only(False),
+    },
+    ignored=(*HF_IGNORED, *IGNORED, "fc_norm", "fix_init", "rel_pos_dim", "weight_init"),
+    decides={**BEIT.decides, "activation": "gelu"},
+    flatten=flattened(RELATIVE),
+    from_tensors={"heads": FromTensor(BIASES[1], lambda t: t.shape[1])},
+    variants=(CLASSIFIER, NO_CLASSIFIER),
+)
+# The tower of Qwen3-VL and 3.5 with its merger.
+QWEN3 = Family(
+    name="timm-qwen3",
+    library=LIBRARY,
+    preprocess=preprocess,
+    verified="tiny random models, from files with config.json",
+    signature=(*SIGNATURE, "pos_embed", "merger.norm.weight", "merger.fc2.weight"),
+    renames={
+        **{
+            k: v
+            for k, v in RENAMES.items()
+            if ".norm" not in k.replace(".norm1", "").replace(".norm2", "")
+        },
+        **QKV,
+        **{f"head.{part}": f"merger.{part}" for part in ("norm", "fc1", "fc2")},
+    },
+    settings={
+        **{k: to for k, to in SETTINGS.items() if "pool" not in k and k != "img_size"},
+        "norm_eps": To("norm_eps", float),
+        "global_pool": only("merge"),
+        "merge_size": only(2),
+        "pos_embed_grid_size": To("_side"),
+        "architecture.pos_embed_grid_size": To("_side"),
+        "rope_temperature": To("rope.theta", float),
+        "architecture.rope_temperature": To("rope.theta", float),
+    },
+    ignored=(*HF_IGNORED, *IGNORED, "img_size", "out_features"),
+    decides={
+        "position": "learned+rope2d",
+        "position_table.resize": "bilinear_align_corners",
+        "position_table.resize_dtype": "float32",
+        "rope.coordinates": "index",
+        "rope.layout": "half",
+        "activation": "gelu_tanh",
+        "pooling": "none",
+        "head": "merger",
+        "image_size": lambda found: (found["_side"] * found["patch_size"],) * 2,
+    },
+    needs=("heads", "norm_eps", "rope.theta", "image_size"),
+    flatten=flattened(QWEN3_ENCODERS),
+)
+FAMILIES = (PERCEPTION, QWEN3, BEIT, RELPOS, MIXED, MIXED_TABLE, ROPE, EVA, EVA02)
