@@ -21,11 +21,13 @@ from tests.checkpoints.sources import vit_folder
 
 COMMIT = "c" * 40
 REPO = "someone/tiny-vit"
+Fetched = list[tuple[str, int]]
+"""What was asked for and the bytes that were sent, in order; answers without a body left out."""
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Its address, and the files that were asked for."""
+def hub(tmp_path: Path) -> Iterator[tuple[str, Fetched]]:
+    """Its address, and what was fetched from it."""
     folder = vit_folder(tmp_path / "repo")
     (folder / "pytorch_model.bin").write_bytes(b"not the best checkpoint")
     (folder / "README.md").write_text("no weights")
@@ -34,7 +36,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+def sharded(tmp_path: Path) -> Iterator[tuple[str, Fetched]]:
     """The same of a VLM whose tower is in one of four shards, and its language model in others."""
     folder = vit_folder(tmp_path / "repo")
     tower = {f"vit.{n}": t for n, t in load_file(folder / "model.safetensors").items()}
@@ -54,9 +56,9 @@ def sharded(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+def served(folder: Path) -> Iterator[tuple[str, Fetched]]:
     names = sorted(file.name for file in folder.iterdir())
-    fetched: list[str] = []
+    fetched: Fetched = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -79,8 +81,6 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
                 return self.send(json.dumps(info).encode(), body)
             name = path.rsplit("/", 1)[-1]
             if path.startswith(f"/{REPO}/resolve/") and name in names:
-                if body:
-                    fetched.append(name)
                 return self.send((folder / name).read_bytes(), body)
             self.send_error(404)
 
@@ -91,6 +91,7 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
             self.send_header("X-Repo-Commit", COMMIT)
             self.end_headers()
             if body:
+                fetched.append((self.path.split("?")[0].rsplit("/", 1)[-1], len(content)))
                 self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
@@ -102,8 +103,19 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
     server.shutdown()
 
 
+def bytes_of_files(fetched: Fetched, folder: Path) -> list[str]:
+    """The files that were sent, each once and whole."""
+    sent = sorted(name for name, _ in fetched if (folder / name).is_file())
+    for name in sent:
+        sizes = [size for other, size in fetched if other == name]
+        assert sizes == [(folder / name).stat().st_size], (name, sizes)
+    return sent
+
+
 def vitcli(source: str, home: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    # However slow the machine, no answer is asked for twice.
+    environment |= dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), "600")
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-m", "vitcli", "params", "--json", "--weights", source]
     root = Path(__file__).parents[2]
@@ -111,12 +123,12 @@ def vitcli(source: str, home: Path, endpoint: str) -> subprocess.CompletedProces
 
 
 def test_a_repository_is_fetched_once_and_then_read_from_the_cache(
-    hub: tuple[str, list[str]], tmp_path: Path
+    hub: tuple[str, Fetched], tmp_path: Path
 ) -> None:
     endpoint, fetched = hub
     first = vitcli(REPO, tmp_path / "home", endpoint)
     assert first.returncode == 0, first.stderr
-    assert sorted(fetched) == ["config.json", "model.safetensors"]
+    assert bytes_of_files(fetched, tmp_path / "repo") == ["config.json", "model.safetensors"]
     fetched.clear()
     again = vitcli(REPO, tmp_path / "home", "http://127.0.0.1:9")
     assert again.returncode == 0, again.stderr
@@ -124,16 +136,18 @@ def test_a_repository_is_fetched_once_and_then_read_from_the_cache(
 
 
 def test_of_a_sharded_model_the_towers_shard_alone_is_fetched(
-    sharded: tuple[str, list[str]], tmp_path: Path
+    sharded: tuple[str, Fetched], tmp_path: Path
 ) -> None:
     endpoint, fetched = sharded
     first = vitcli(REPO, tmp_path / "home", endpoint)
     assert first.returncode == 0, first.stderr
-    assert sorted(fetched) == [
+    assert bytes_of_files(fetched, tmp_path / "repo") == [
         "config.json",
         "model.safetensors-00002-of-00004.safetensors",
         "model.safetensors.index.json",
     ]
+    # Each of the three other shards alone would be 2 MB.
+    assert sum(size for _, size in fetched) < 200_000
     fetched.clear()
     again = vitcli(REPO, tmp_path / "home", "http://127.0.0.1:9")
     assert again.returncode == 0, again.stderr
@@ -141,7 +155,7 @@ def test_of_a_sharded_model_the_towers_shard_alone_is_fetched(
 
 
 def test_an_id_that_the_hub_does_not_know_is_a_user_error(
-    hub: tuple[str, list[str]], tmp_path: Path
+    hub: tuple[str, Fetched], tmp_path: Path
 ) -> None:
     done = vitcli("someone/else", tmp_path / "home", hub[0])
     assert done.returncode == 2

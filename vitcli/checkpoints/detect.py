@@ -29,6 +29,11 @@ CONFIG_SECTIONS = ("vision_config", "backbone_config")
 """Where a config of transformers holds that of its vision tower."""
 CONFIGS_AROUND = ("thinker_config", "vlm_config", "encoder")
 """Configs that hold the model with the vision tower."""
+LAYER_KEYS = (
+    *("vision_feature_layer", "vision_feature_layers", "mm_vision_select_layer", "select_layer"),
+    *("deepstack_layer_map", "spatial_vision_layer"),
+)
+"""Keys of a whole model that say which layers of its tower the language model reads."""
 PREFERRED = ("teacher", "image_tower", "model_ema")
 """Where a file has two towers of one kind, the one whose prefix has one of these is read."""
 _WINDOWS = "positions relative to the query's values, windows filled up with zeros"
@@ -103,6 +108,21 @@ def _holders(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, M
         inner = config.get(key)
         if isinstance(inner, dict):
             yield from _holders(inner, f"{path}{key}.")
+
+
+def layers_read(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """The keys of a whole model that say which of the tower's layers are read, and those layers.
+
+    They count as `--layer` does: 0 is the input of the first block, -1 the last block's output.
+    """
+    for _, holder in _holders(config):
+        for key in LAYER_KEYS:
+            value = holder.get(key)
+            listed = value if isinstance(value, list) else [value]
+            # Granite: pairs of the tower's layer and the language model's
+            layers = [pair[0] if isinstance(pair, list) and pair else pair for pair in listed]
+            if layers and all(isinstance(layer, int) for layer in layers):
+                yield key, layers
 
 
 def detect(

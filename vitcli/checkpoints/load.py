@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitcli.build import build_meta
 from vitcli.checkpoints.adapters import LowRank, adapted
-from vitcli.checkpoints.detect import Tower, detect, summary, tower_config
+from vitcli.checkpoints.detect import Tower, detect, layers_read, summary, tower_config
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, From
 from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
@@ -331,11 +331,9 @@ def _notes(match: Match, tower: Tower, checkpoint: Checkpoint) -> tuple[str, ...
     notes += [note for note in (checkpoint.tensors.copied, checkpoint.tensors.adapted) if note]
     if remark := tower.family.remarks.get(kind or ""):
         notes.append(remark)
-    layers = config.get("vision_feature_layer")
-    if layers is not None:
-        listed = layers if isinstance(layers, list) else [layers]
-        shown = ", ".join(map(str, listed))
-        notes.append(f"the language model reads layer {shown} (vision_feature_layer)")
+    for key, layers in layers_read(config):
+        shown = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+        notes.append(f"the language model reads {shown} ({key})")
     return (*notes, *summary(match.outside))
 
 

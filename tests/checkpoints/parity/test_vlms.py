@@ -15,8 +15,10 @@ from torch import Tensor
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.vlms import WHOLE
 from tests.checkpoints.sources import same_weights
+from vitcli.checkpoints.detect import LAYER_KEYS
 from vitcli.checkpoints.load import load_weights
 from vitcli.errors import VitcliError
+from vitcli.loading import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,6 +26,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+LAYERED = {
+    *("llava", "llava, SigLIP", "llava_next", "llava_next_video", "llava_onevision", "vipllava"),
+    *("video_llava", "aya_vision", "InternVLModel"),
+}
+"""Those whose config says which layers of the tower the language model reads."""
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -39,6 +48,17 @@ def test_the_tower_equals_transformers(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             theirs = case.run(tower, pixels)
         assert_close(theirs, ours(loaded.encoder, pixels), case.tolerance)
+    named = {key: getattr(model.config, key) for key in LAYER_KEYS if hasattr(model.config, key)}
+    assert bool(named) == (name in LAYERED)
+    for key, value in named.items():
+        layers = value if isinstance(value, list) else [value]
+        shown = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
+        assert f"the language model reads {shown} ({key})" in loaded.report.notes
+        kept = load(tmp_path, dtype="float64").features(pixels, layers=layers).layers
+        for layer in layers:
+            patches, theirs_there = kept[layer].patches.flatten(1, 2), theirs.blocks[layer]
+            apart = patches - theirs_there[:, -patches.shape[1] :]
+            assert apart.abs().max() <= 1e-5 * theirs_there.abs().max()
     if name not in ("vit_msn", "vit_msn classifier"):
         beside = [note for note in loaded.report.notes if note.endswith("not read")]
         counted = sum(int(note.split(": ")[1].split()[0]) for note in beside)

@@ -39,10 +39,9 @@ class Case:
 
 def _at(model: nn.Module, size: tuple[int, int]) -> nn.Module:
     """A model of one size only, set to another as timm does."""
-    if hasattr(model, "set_input_size") and not model.patch_embed.dynamic_img_pad:
-        if model.patch_embed.strict_img_size and tuple(model.patch_embed.img_size) != size:
-            model = copy.deepcopy(model)
-            model.set_input_size(size)
+    if model.patch_embed.strict_img_size and tuple(model.patch_embed.img_size) != size:
+        model = copy.deepcopy(model)
+        model.set_input_size(size)
     return model
 
 
@@ -89,6 +88,19 @@ def _rope(architecture: str, **arguments: Any) -> Case:
 
 def _eva02(family: str, architecture: str, **arguments: Any) -> Case:
     return Case(family, architecture, {"dynamic_img_size": True, **arguments}, FLOAT32_PARTS)
+
+
+def _mixed(family: str, architecture: str) -> Case:
+    return Case(family, architecture, {"dynamic_img_size": True}, FLOAT32_PARTS)
+
+
+def _biased(
+    family: str,
+    architecture: str,
+    sizes: tuple[tuple[int, int], ...] = ANY_SIZE,
+    **arguments: Any,
+) -> Case:
+    return Case(family, architecture, arguments, FLOAT32_PARTS, sizes)
 
 
 def _pe(architecture: str, **arguments: Any) -> Case:
@@ -153,42 +165,38 @@ CASES: dict[str, Case] = _by_name(
     _eva02("timm-eva02", "eva02_base_patch14_224"),
     _eva02("timm-eva02", "eva02_large_patch14_448", ref_feat_shape=(6, 5), num_classes=0),
     _eva02("timm-eva02", "eva02_base_patch16_clip_224"),
-    *(
-        Case(
-            f"timm-eva-rope-mixed{table}",
-            f"vit_small_patch16_rope_mixed{ape}_224",
-            {"dynamic_img_size": True},
-            FLOAT32_PARTS,
-        )
-        for table, ape in (("", ""), ("-table", "_ape"))
-    ),
-    Case("timm-beit", "beit_base_patch16_224", {}, FLOAT32_PARTS),
-    Case(
+    _mixed("timm-eva-rope-mixed", "vit_small_patch16_rope_mixed_224"),
+    _mixed("timm-eva-rope-mixed-table", "vit_small_patch16_rope_mixed_ape_224"),
+    _biased("timm-beit", "beit_base_patch16_224"),
+    _biased(
         "timm-beit",
         "beitv2_large_patch16_224",
-        {"num_classes": 0, "global_pool": "token", "img_size": (32, 48)},
-        FLOAT32_PARTS,
         ((32, 48), (40, 40), (16, 24)),
+        num_classes=0,
+        global_pool="token",
+        img_size=(32, 48),
     ),
-    Case(
+    _biased(
         "timm-beit",
         "beit_large_patch16_512",
-        {"swiglu_mlp": True, "scale_mlp": True, "init_values": None},
-        FLOAT32_PARTS,
+        swiglu_mlp=True,
+        scale_mlp=True,
+        init_values=None,
     ),
-    Case("timm-relpos", "vit_relpos_base_patch16_224", {"rel_pos_type": "bias"}, FLOAT32_PARTS),
-    Case(
+    _biased("timm-relpos", "vit_relpos_base_patch16_224", rel_pos_type="bias"),
+    _biased(
         "timm-relpos",
         "vit_relpos_medium_patch16_cls_224",
-        {"rel_pos_type": "bias", "qk_norm": True},
-        FLOAT32_PARTS,
+        rel_pos_type="bias",
+        qk_norm=True,
     ),
-    Case(
+    _biased(
         "timm-qwen3",
         "qwen3_vit_88m_enc",
-        {"out_features": 24, "mlp_ratio": 2.5, "pos_embed_grid_size": 4, "num_classes": None},
-        FLOAT32_PARTS,
         ((32, 32), (48, 32), (64, 96)),
+        out_features=24,
+        mlp_ratio=2.5,
+        pos_embed_grid_size=4,
     ),
     # The parts that deepghs' taggers have: registers and no table, no norm within the MLP.
     _eva02(
