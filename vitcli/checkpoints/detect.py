@@ -97,9 +97,17 @@ def tower_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None,
                 continue
             newer = holder.get(f"{key}_dict")
             section = {**inner, **(newer if isinstance(newer, dict) else {})}
-            kind = section.get("model_type") or holder.get("model_type") or whole
+            kind = section.get("model_type") or _unnamed(section)
+            kind = kind or holder.get("model_type") or whole
             return section, str(kind) if kind else None, f"{path}{key}"
+    whole = whole or _unnamed(config)
     return dict(config), str(whole) if whole else None, ""
+
+
+def _unnamed(config: Mapping[str, Any]) -> str | None:
+    """What a config is of whose library does not name its models: RADIO's own code."""
+    args = config.get("args")
+    return "radio" if isinstance(args, dict) and {"model", "cpe_max_size"} <= set(args) else None
 
 
 def _holders(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tests.checkpoints.parity.compare import (
     randomized,
 )
 from tests.checkpoints.parity.hf import SMALL, qwen_outputs
-from tests.checkpoints.parity.towers import TOWERS
+from tests.checkpoints.parity.towers import TOWERS, radio
 from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
 from vitcli.build import build_meta
 from vitcli.checkpoints.detect import COMPUTED_OTHERWISE
@@ -492,3 +493,130 @@ def test_a_mistake_in_a_setting_is_seen(name: str, key: str, wrong: Any, tmp_pat
     loaded = load_weights(str(tmp_path), overrides=[setting], dtype=torch.float64)
     apart = max(differences(theirs, ours(loaded.encoder, pixels)).values())
     assert apart > 10 * case.tolerance
+
+
+def test_radio_as_its_own_code_configures_it(tmp_path: Path) -> None:
+    """No model_type; heads follow from the name of timm's ViT, all else is a training run's."""
+    args = {
+        "model": "vit_small_patch16_224",
+        "cpe_max_size": 32,
+        "register_multiple": 5,
+        "cls_token_per_teacher": True,
+        "teachers": [{"name": "clip"}, {"name": "sam", "use_summary": False}],
+        "lr": 0.001,
+    }
+    made = T.RadioConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        patch_size=8,
+        max_img_size=32,
+        num_cls_tokens=2,
+        num_registers=3,
+        summary_idxs=[0],
+    )
+    model = randomized(T.RadioModel(made))
+    model.save_pretrained(tmp_path)
+    config = {"args": args, "patch_size": 8, "max_resolution": 32, "vitdet_window_size": None}
+    config |= {"auto_map": {"AutoModel": "hf_model.RADIOModel"}, "version": "radio_v2"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load_weights(str(tmp_path), dtype=torch.float64)
+    for size in ((32, 32), (40, 40), (48, 24)):
+        pixels = images(*size)
+        with torch.no_grad():
+            theirs = radio(model, pixels)
+        assert_close(theirs, ours(loaded.encoder, pixels), 1e-6)
+    for changes in ({"vitdet_window_size": 4}, {"args": args | {"model": "eradio"}}):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(VitcliError, match="vitdet_window_size|eradio"):
+            load_weights(str(tmp_path))
+
+
+MOONVIT = (
+    (r"^layers\.(\d+)\.norm1\.", r"encoder.blocks.\1.norm0."),
+    (r"^layers\.(\d+)\.norm2\.", r"encoder.blocks.\1.norm1."),
+    (r"^layers\.(\d+)\.attn\.proj\.", r"encoder.blocks.\1.wo."),
+    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.blocks.\1.mlp.fc0."),
+    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.blocks.\1.mlp.fc1."),
+    (r"^final_layernorm\.", "encoder.final_layernorm."),
+    (r"^patch_embed\.pos_emb\.position_embeddings$", "patch_embed.pos_emb.weight"),
+)
+KIMI_SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40}
+KIMI_SIZES |= {"hidden_size": 16}
+KIMIS_OWN: dict[str, dict[str, Any]] = {
+    "moonvit": {
+        "model_type": "kimi_vl",
+        "vision_config": {
+            "model_type": "moonvit",
+            "patch_size": 8,
+            "init_pos_emb_height": 4,
+            "init_pos_emb_width": 4,
+            "merge_kernel_size": [2, 2],
+            **KIMI_SIZES,
+        },
+    },
+    "K2.5": {
+        "model_type": "kimi_k25",
+        "vision_config": {
+            "patch_size": 8,
+            "init_pos_emb_height": 4,
+            "init_pos_emb_width": 4,
+            "init_pos_emb_time": 4,
+            "pos_emb_type": "divided_fixed",
+            "video_attn_type": "spatial_temporal",
+            "merge_type": "sd2_tpool",
+            "merge_kernel_size": [2, 2],
+            "mm_projector_type": "patchmerger",
+            "mm_hidden_size": 16,
+            "projector_ln_eps": 1e-5,
+            "text_hidden_size": 32,
+            **{f"vt_{key}": value for key, value in KIMI_SIZES.items()},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", KIMIS_OWN)
+def test_kimi_as_its_own_code_stores_it(name: str, tmp_path: Path) -> None:
+    """q, k and v in one, each head's pairs next to each other, where the library has halves."""
+    model = randomized(TOWERS["kimi"].make())
+    tensors: dict[str, Any] = {}
+    for key, tensor in model.state_dict().items():
+        for pattern, replacement in MOONVIT:
+            key = re.sub(pattern, replacement, key)
+        tensors[f"vision_tower.{key}"] = tensor
+    for block in range(2):
+        for suffix in ("weight", "bias"):
+            parts = []
+            for part in "qkv":
+                at = f"vision_tower.layers.{block}.attn.{part}_proj.{suffix}"
+                heads = tensors.pop(at).unflatten(0, (2, 8))  # (H, d, ..)
+                if part != "v":
+                    heads = heads.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
+                parts.append(heads.flatten(0, 1))
+            tensors[f"vision_tower.encoder.blocks.{block}.wqkv.{suffix}"] = torch.cat(parts)
+    tensors["language_model.model.norm.weight"] = torch.ones(4)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(KIMIS_OWN[name]))
+    pixels_file = {
+        "patch_size": 14,
+        "merge_kernel_size": 2,
+        "in_patch_limit": 400,
+        "patch_limit_on_one_side": 512,
+        "fixed_output_tokens": None,
+        "in_patch_limit_each_frame": 4096,
+        "sample_fps": 2.0,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    file = {"auto_map": {}, "media_proc_cfg": pixels_file}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(file))
+    loaded = load_weights(str(tmp_path), dtype=torch.float64)
+    assert loaded.report.family == "hf-kimi"
+    prepared = loaded.config.preprocess
+    assert (prepared.resize, prepared.max_patches, prepared.fill) == ("shrink", 400, 28)
+    for size in TOWERS["kimi"].sizes:
+        pixels = images(*size)
+        with torch.no_grad():
+            theirs = TOWERS["kimi"].outputs(model, pixels)
+        assert_close(theirs, ours(loaded.encoder, pixels), TOWERS["kimi"].tolerance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import BACKBONE, IGNORED, LIBRARY, SETTINGS, TINY
 from vitcli.checkpoints.family import (
+    CLIP,
     Configs,
     Family,
     From,
@@ -272,13 +273,51 @@ def _whole_tokens(count: int) -> None:
         raise ValueError("at least one")
 
 
+RADIO_HEADS = {
+    "vit_small_patch16_224": 6,
+    "vit_base_patch16_224": 12,
+    "vit_large_patch16_224": 16,
+    "vit_huge_patch16_224": 16,
+}
+"""The plain ViTs of timm that RADIO's own code builds on, by what its configs call them."""
+
+
+def _radio_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers' config as it is; that of RADIO's own code in its words.
+
+    Raises:
+        ValueError: a ViT or a way to run it that is not known.
+    """
+    section = tower_config(config)[0]
+    if "args" not in section:
+        return section
+    args = section["args"]
+    for key in ("vitdet_window_size", "feature_normalizer_config", "video_temporal_patch_size"):
+        if section.get(key) is not None:
+            raise ValueError(f"{key} = {section[key]}")
+    if args["model"] not in RADIO_HEADS:
+        raise ValueError(f"args.model = {args['model']!r}")
+    names = [t["name"] for t in args["teachers"] if t.get("use_summary", True)]
+    per_teacher = args.get("cls_token_per_teacher", True)
+    return {
+        "num_attention_heads": RADIO_HEADS[args["model"]],
+        "layer_norm_eps": 1e-6,
+        "hidden_act": "gelu",
+        "patch_size": section["patch_size"],
+        "max_img_size": args["cpe_max_size"],
+        "summary_idxs": list(range(len(set(names)))) if per_teacher else [0],
+        "norm_mean": CLIP["mean"],
+        "norm_std": CLIP["std"],
+    }
+
+
 _PIXELS = processor("CLIPImageProcessor")
 
 
 def _radio_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None:
     """The processor's pixels, normalized as the model itself does it."""
     prepared = _PIXELS(configs, encoder)
-    model = tower_config(configs.get("config.json", {}))[0]
+    model = _radio_settings(configs.get("config.json", {}))
     if prepared is None or not {"norm_mean", "norm_std"} <= model.keys():
         return None
     mean, std = prepared.config.mean, prepared.config.std
@@ -339,6 +378,7 @@ RADIO = Family(
     },
     any_prefix_rows=True,
     needs=("heads", "norm_eps", "activation", "pooling"),
+    flatten=_radio_settings,
     from_tensors={
         f"_norm_{what}": FromTensor(
             f"input_conditioner.norm_{what}", lambda t: _rounded(t.read().flatten())

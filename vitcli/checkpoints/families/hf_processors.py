@@ -19,6 +19,7 @@ from vitcli.checkpoints.family import (
     is_list,
     pair,
     refuse,
+    section,
     triple,
     validated,
     whole,
@@ -224,6 +225,21 @@ def _shrunk(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     }
 
 
+def _of_kimis_own(settings: Settings, source: str) -> Settings:
+    """The file that Kimi's own code reads, as the library's class has it."""
+    own = dict(section(settings, "media_proc_cfg", source))
+    if own.pop("fixed_output_tokens", None) is not None:
+        refuse(source, "fixed_output_tokens", settings["media_proc_cfg"], "null expected")
+    side = own.pop("patch_limit_on_one_side", None)
+    return {
+        "image_processor_type": "Kimi_K25ImageProcessor",
+        "max_patches": own.pop("in_patch_limit", None),
+        "merge_size": own.pop("merge_kernel_size", None),
+        "size": {"max_height": side, "max_width": side},
+        **{key: value for key, value in own.items() if key not in _KIMI_VIDEO},
+    }
+
+
 def _closest(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     """DPT: multiples of a number, at the same aspect ratio or not."""
     rule, (height, width) = _size(merged, "size", source, True)
@@ -305,6 +321,16 @@ _BY_TORCHVISION = (
 )
 _BY_BFLOAT16 = "; it normalizes in bfloat16, which rounds values to 8 bits"
 _ARIA_PATCH = 14
+_KIMI_VIDEO = (
+    *(
+        "in_patch_limit_each_frame",
+        "in_patch_limit_video",
+        "sample_fps",
+        "max_num_frames_each_video",
+    ),
+    *("temporal_merge_kernel_size", "timestamp_mode", "config_type"),
+)
+"""Keys of Kimi's own file that are about videos."""
 _ALWAYS_RESIZES = (
     *(_global_tile, _base_view, _in_square, _llava, _longest, _aria, _shrunk, _canvas, _area),
 )
@@ -617,6 +643,8 @@ def from_transformers(
     """
     if isinstance(settings.get("image_processor"), Mapping):  # processor_config.json
         settings = settings["image_processor"]
+    if "media_proc_cfg" in settings:
+        settings = _of_kimis_own(settings, source)
     named, found = _class_of(settings, kind, source)
     reads = _CLASSES[found]
     given = {key: value for key, value in settings.items() if value is not None}

@@ -337,14 +337,15 @@ GLM4V = Family(
 )
 
 
-# MoonViT of Kimi K2.5, on still images. Published files have q, k, v in one, as pairs next to
-# each other; the library keeps them apart, as pairs half a head away.
+# MoonViT of Kimi K2.5 and Kimi-VL, on still images. Published files have q, k, v in one, as pairs
+# next to each other; the library keeps them apart, as pairs half a head away. What their own code
+# holds, and the library's configs say, is the activation and theta.
 KIMI_LAYER = "layers.{i}."
 KIMI = Family(
     name="hf-kimi",
     library=LIBRARY,
     verified=TINY + "; alone and in the whole model",
-    model_types=("kimi_k25_vision",),
+    model_types=("kimi_k25_vision", "kimi_k25", "moonvit"),
     preprocess=processor("Kimi_K25ImageProcessor"),
     signature=("patch_embed.pos_emb.position_embeddings", "final_layernorm.weight"),
     aliases=(
@@ -381,10 +382,25 @@ KIMI = Family(
         "pos_emb_height": To("_rows", default=64),
         "pos_emb_width": To("_columns", default=64),
         "rope_parameters": To("rope.theta", _axial_theta),
+        # as the published configs have them
+        "vt_hidden_size": To("hidden"),
+        "vt_num_hidden_layers": To("depth"),
+        "vt_num_attention_heads": To("heads"),
+        "vt_intermediate_size": To("mlp_hidden"),
+        "init_pos_emb_height": To("_rows"),
+        "init_pos_emb_width": To("_columns"),
+        "pos_emb_interpolation_mode": only("bicubic"),
+        "pos_emb_type": only("divided_fixed"),
+        "video_attn_type": only("spatial_temporal"),
     },
-    ignored=(*IGNORED, "pos_emb_time", "merge_kernel_size"),
+    ignored=(
+        *(*IGNORED, "pos_emb_time", "merge_kernel_size", "init_pos_emb_time", "merge_type"),
+        *("mm_hidden_size", "mm_projector_type", "projector_ln_eps", "text_hidden_size"),
+    ),
     decides={
         "norm_eps": 1e-5,
+        "activation": lambda found: "gelu_tanh",
+        "rope.theta": lambda found: 10000.0,
         "position": "learned+rope2d",
         "position_table.resize": "bicubic",
         "position_table.resize_dtype": "model",
@@ -399,7 +415,11 @@ KIMI = Family(
         ),
     },
     needs=("heads", "activation", "rope.theta"),
-    remarks={"kimi_k25_vision": "what joins 2x2 patches (mm_projector) is not applied"},
+    unproven=("activation", "rope.theta"),
+    remarks=dict.fromkeys(
+        ("kimi_k25_vision", "kimi_k25", "moonvit"),
+        "what joins 2x2 patches (mm_projector) is not applied",
+    ),
     variants=(
         Variant(
             when=(KIMI_LAYER + "attn.qkv.weight",),
