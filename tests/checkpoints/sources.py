@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as T
@@ -74,3 +75,33 @@ def sparse(folder: Path, model: torch.nn.Module | Mapping[str, Tensor], prefix: 
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
     return folder
+
+
+WORDS = (
+    ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu", "relu"),
+    ("layer_norm", "rms_norm"),
+    ("layernorm", "rmsnorm"),
+    ("token", "avg", "map", ""),
+    ("learn", "none"),
+    ("cat", "dinov3", "mixed"),
+    ("ij", "xy"),
+)
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Values of the same kind, large enough to be seen in the outputs."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value * 2, value + 1)
+    elif isinstance(value, float):
+        yield value * 3 + 0.02
+    elif isinstance(value, str):
+        yield from (word for words in WORDS if value in words for word in words if word != value)
+    elif isinstance(value, list | tuple) and value:
+        yield from ([item + 1 if isinstance(item, int) else item for item in value], value[:-1])
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from ({**value, key: other} for other in changed(inner))
+    elif value is None:
+        yield from (True, 2, [0])

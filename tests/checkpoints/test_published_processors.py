@@ -11,7 +11,9 @@ import pytest
 import transformers
 from PIL import Image
 
-from vitcli.checkpoints.families.hf_processors import from_transformers, processor
+from tests.checkpoints.processors import Pixels, base_view, picture, reference
+from tests.checkpoints.sources import changed
+from vitcli.checkpoints.families.hf_processors import SUPPORTED, from_transformers, processor
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.images.preprocess import plan, preprocess
@@ -33,13 +35,6 @@ IMPOSSIBLE = {
 }
 
 
-def picture() -> Image.Image:
-    y, x = np.mgrid[0:200, 0:300]
-    grain = np.random.default_rng(0).integers(0, 60, (200, 300, 3))
-    waves = np.stack([x % 97, (x + y) % 151, (2 * y) % 193], axis=-1)
-    return Image.fromarray((waves + grain).clip(0, 255).astype(np.uint8))
-
-
 def settings_of(file: Path) -> dict[str, Any] | None:
     content: dict[str, Any] = json.loads(file.read_text())
     if file.name.startswith("processor_config"):
@@ -48,40 +43,11 @@ def settings_of(file: Path) -> dict[str, Any] | None:
     return content
 
 
-def theirs(settings: dict[str, Any]) -> np.ndarray[Any, Any]:
+def theirs(settings: dict[str, Any]) -> Pixels:
     """The library's pixels (3, h, w) of the base view."""
     named = settings.get("image_processor_type") or settings["feature_extractor_type"]
     name = named.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
-    name = name.replace("Swin", "ViT")
-    if name == "DINOv3ViTImageProcessor":
-        reference = transformers.DINOv3ViTImageProcessor(**settings)
-    else:
-        reference = getattr(transformers, f"{name}Pil")(**settings)
-    found = reference(picture(), return_tensors="np")
-    if name == "IdeficsImageProcessor":
-        return np.asarray(found)[0]
-    pixels = found["pixel_values"][0]
-    if name.startswith("Siglip2"):
-        patch = settings["patch_size"]
-        rows, columns = found["spatial_shapes"][0]
-        pixels = pixels[: rows * columns].reshape(rows, columns, patch, patch, 3)
-        return pixels.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
-    if name.startswith("Qwen2VL"):
-        patch, merge = settings.get("patch_size", 14), settings.get("merge_size", 2)
-        _, rows, columns = found["image_grid_thw"][0]
-        cells = (rows // merge, columns // merge, merge, merge)
-        flat = found["pixel_values"].reshape(*cells, 3, 2, patch, patch)[:, :, :, :, :, 0]
-        return flat.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
-    if name == "Gemma4ImageProcessor":
-        columns, rows = found["image_position_ids"][0].max(axis=0) + 1
-        patch = settings["patch_size"]
-        pixels = pixels[: rows * columns].reshape(rows, columns, patch, patch, 3)
-        return pixels.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
-    if name == "Idefics3ImageProcessor":
-        return pixels[-1]  # the whole image stands after its tiles
-    if name == "GotOcr2ImageProcessor" and pixels.ndim == 4:
-        return pixels[-1]
-    return pixels
+    return base_view(reference(name.replace("Swin", "ViT"), settings), picture())
 
 
 @pytest.mark.skipif(not FILES, reason="the published configs are not beside the project")
@@ -103,17 +69,16 @@ def test_pixels_of_every_published_file(file: Path) -> None:
 
 
 TILING = {
-    "LlavaNextImageProcessor": ({"crop_size": 336, "size": {"shortest_edge": 336}}, "4 tiles", 0),
-    "LlavaOnevisionImageProcessor": ({}, "36 tiles", 0),
-    "GotOcr2ImageProcessor": ({"crop_to_patches": True, "max_patches": 12}, "12 tiles", -1),
-    "Idefics2ImageProcessor": ({"do_image_splitting": True}, "4 tiles", -1),
+    "LlavaNextImageProcessor": ({"crop_size": 336, "size": {"shortest_edge": 336}}, "4 tiles"),
+    "LlavaOnevisionImageProcessor": ({}, "36 tiles"),
+    "GotOcr2ImageProcessor": ({"crop_to_patches": True, "max_patches": 12}, "12 tiles"),
+    "Idefics2ImageProcessor": ({"do_image_splitting": True}, "4 tiles"),
     "Ovis2ImageProcessor": (
         {"size": {"height": 128, "width": 128}, "crop_to_patches": True, "max_patches": 9},
         "9 tiles",
-        0,
     ),
-    "Idefics3ImageProcessor": ({}, "16 tiles", -1),
-    "SmolVLMImageProcessor": ({"do_image_splitting": False}, "", -1),
+    "Idefics3ImageProcessor": ({}, "16 tiles"),
+    "SmolVLMImageProcessor": ({"do_image_splitting": False}, ""),
     "Gemma3ImageProcessor": (
         {
             "do_pan_and_scan": True,
@@ -122,7 +87,6 @@ TILING = {
             "pan_and_scan_min_ratio_to_activate": 1.2,
         },
         "4 tiles",
-        0,
     ),
 }
 
@@ -138,16 +102,16 @@ def test_idefics_2_bounds_both_sides(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("kind", TILING)
 def test_the_base_view_of_what_tiles(kind: str) -> None:
-    settings, note, at = TILING[kind]
-    reference = getattr(transformers, f"{kind}Pil")(**settings)
-    told = from_transformers(json.loads(reference.to_json_string()))
-    views = reference(picture(), return_tensors="np")["pixel_values"]
-    views = views[0] if views[0].ndim == 4 else views
-    np.testing.assert_allclose(preprocess(picture(), told.config), views[at], rtol=0, atol=1e-6)
+    settings, note = TILING[kind]
+    processor = reference(kind, settings)
+    told = from_transformers(json.loads(processor.to_json_string()))
+    base = base_view(processor, picture())
+    np.testing.assert_allclose(preprocess(picture(), told.config), base, rtol=0, atol=1e-6)
     assert [text for text in told.notes if "base view" in text] == (
         [f"base view only; {kind} cuts up to {note} besides it"] if note else []
     )
-    assert note == "" or len(views) > 1
+    views = processor(picture(), return_tensors="np")["pixel_values"]
+    assert note == "" or views.reshape(-1, *views.shape[-3:]).shape[0] > 1
 
 
 WITHOUT_PILLOW = {
@@ -162,15 +126,10 @@ WITHOUT_PILLOW = {
 @pytest.mark.parametrize("name", WITHOUT_PILLOW)
 def test_the_base_view_of_what_torchvision_alone_resizes(name: str, size: tuple[int, int]) -> None:
     kind, (settings, note) = name.split(",")[0], WITHOUT_PILLOW[name]
-    reference = getattr(transformers, kind)(**settings)
-    told = from_transformers(json.loads(reference.to_json_string()))
+    processor = reference(kind, settings)
+    told = from_transformers(json.loads(processor.to_json_string()))
     image = picture().resize(size)
-    found = reference(image, return_tensors="pt")
-    base = found["pixel_values"][-1].numpy()  # the whole image stands after its tiles
-    if "spatial_shapes" in found:
-        (rows, columns), patch = found["spatial_shapes"][-1].tolist(), reference.encoder_patch_size
-        base = base[: rows * columns].reshape(rows, columns, patch, patch, 3)
-        base = base.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch)
+    base = base_view(processor, image)
     levels = 2 / 255 / min(told.config.std)  # rounded weights of 8 bits, as the notes say
     np.testing.assert_allclose(preprocess(image, told.config), base, rtol=0, atol=levels + 1e-6)
     assert any("torchvision" in text for text in told.notes)
@@ -210,30 +169,15 @@ IN_SQUARES_AND_BLACK: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", IN_SQUARES_AND_BLACK)
 def test_images_in_squares_and_with_black_at_their_ends(name: str, size: tuple[int, int]) -> None:
     kind, settings = name.split(",")[0], IN_SQUARES_AND_BLACK[name]
-    by_pillow = hasattr(transformers, f"{kind}Pil")
-    reference = getattr(transformers, f"{kind}Pil" if by_pillow else kind)(**settings)
-    told = from_transformers(json.loads(reference.to_json_string()) | settings).config
+    processor = reference(kind, settings)
+    told = from_transformers(json.loads(processor.to_json_string()) | settings).config
     image = picture().resize(size)
-    found = reference(image, return_tensors="np" if by_pillow else "pt")
-    pixels = np.asarray(found["pixel_values"])
-    if kind.startswith("Kimi"):
-        rows, columns = np.asarray(found["image_grid_thw"])[0, 1:]
-        cells = pixels.reshape(rows, columns, 3, 14, 14).transpose(2, 0, 3, 1, 4)
-        pixels = cells.reshape(1, 3, rows * 14, columns * 14)
-    elif kind.startswith("Gemma4"):
-        columns, rows = found["image_position_ids"][0].max(axis=0) + 1
-        cells = pixels[0, : rows * columns].reshape(rows, columns, 16, 16, 3)
-        pixels = cells.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * 16, columns * 16)
-    elif kind.startswith("Llama4"):
-        pixels = np.asarray(found["pixel_values"].float()).reshape(-1, 3, 336, 336)[-1:]
-    elif kind.startswith("Aria"):
-        height, width = np.argwhere(found["pixel_mask"][0])[-1] + 1
-        end = [-(-int(side) // 14) * 14 for side in (height, width)]
-        pixels = pixels[:, :, : end[0], : end[1]]
+    base = base_view(processor, image)
+    by_pillow = hasattr(transformers, f"{kind}Pil")
     # Without Pillow: weights of 8 bits, and Llama's bfloat16.
     levels = 2 / 255 / min(told.std) + 2**-7 if not by_pillow else 0
     ours = preprocess(image, told)
-    np.testing.assert_allclose(ours, pixels[0], rtol=0, atol=levels + 1e-6)
+    np.testing.assert_allclose(ours, base, rtol=0, atol=levels + 1e-6)
     assert told.output_size in (None, ours.shape[1:])
 
 
@@ -260,8 +204,46 @@ def test_what_of_these_is_refused(kind: str, settings: dict[str, Any], key: str)
 @pytest.mark.parametrize("kind", ["Glm46V", "Glmga"])
 def test_glms_prepare_as_glm4v(kind: str) -> None:
     """Their classes are copies of the other's."""
-    reference = getattr(transformers, f"{kind}ImageProcessorPil")()
-    found = reference(picture(), return_tensors="np")
-    _, rows, columns = found["image_grid_thw"][0] * reference.patch_size
-    config = from_transformers(json.loads(reference.to_json_string())).config
-    assert plan(config, 300, 200).output == (rows, columns)
+    processor = reference(f"{kind}ImageProcessor", {})
+    config = from_transformers(json.loads(processor.to_json_string())).config
+    ours = preprocess(picture(), config)
+    np.testing.assert_allclose(ours, base_view(processor, picture()), rtol=0, atol=1e-6)
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "Siglip2ImageProcessor": {"max_num_patches": 64},
+    "Idefics3ImageProcessor": {
+        "size": {"longest_edge": 128},
+        "max_image_size": {"longest_edge": 64},
+    },
+    "SmolVLMImageProcessor": {
+        "size": {"longest_edge": 128},
+        "max_image_size": {"longest_edge": 64},
+    },
+    "LlavaOnevisionImageProcessor": {"size": {"height": 64, "width": 64}},
+    "AriaImageProcessor": {"max_image_size": 490},
+    "Gemma4ImageProcessor": {"max_soft_tokens": 70},
+}
+"""Where the default is slow."""
+
+
+@pytest.mark.parametrize("kind", [k for k in SUPPORTED if hasattr(transformers, f"{k}Pil")])
+def test_one_changed_key_is_followed_or_refused(kind: str) -> None:
+    """Each key of each class is changed to other values of its kind."""
+    given = json.loads(reference(kind, SMALL.get(kind, {})).to_json_string())
+    wrong = {}
+    for key in [k for k in given if not k.startswith(("image_processor", "_"))]:
+        for other in changed(given[key]):
+            settings = {**given, key: other}
+            try:
+                ours = preprocess(picture(), from_transformers(settings).config)
+            except VitcliError:
+                continue
+            try:
+                base = base_view(reference(kind, settings), picture())
+            except Exception as error:  # whatever the library raises, it does not do this
+                wrong[f"{key} = {other}"] = f"the library refuses it: {error!r}"[:120]
+                continue
+            if ours.shape != base.shape or np.abs(ours - base).max() > 1e-5:
+                wrong[f"{key} = {other}"] = f"{ours.shape}, not {base.shape}"
+    assert wrong == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.checkpoints.parity import timm_models
 from tests.checkpoints.parity.compare import Outputs, differences, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
 from tests.checkpoints.parity.towers import TOWERS
+from tests.checkpoints.sources import changed
 from vitcli.checkpoints.load import load_weights
 from vitcli.errors import VitcliError
 
@@ -28,40 +29,12 @@ BOOKKEEPING = {
     *("chunk_size_feed_forward", "torchscript", "auto_map"),
 }
 """What changes how the library answers, and not what an encoder computes."""
-WORDS = (
-    ("gelu", "quick_gelu", "gelu_pytorch_tanh", "silu", "relu"),
-    ("layer_norm", "rms_norm"),
-    ("layernorm", "rmsnorm"),
-    ("token", "avg", "map", ""),
-    ("learn", "none"),
-    ("cat", "dinov3", "mixed"),
-    ("ij", "xy"),
-)
 HF = {name: case for name, case in {**CASES, **TOWERS}.items() if "whole" not in name}
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def others(value: Any) -> Iterator[Any]:
-    """Values of the same kind, large enough to be seen in the outputs."""
-    if isinstance(value, bool):
-        yield not value
-    elif isinstance(value, int):
-        yield from (value * 2, value + 1)
-    elif isinstance(value, float):
-        yield value * 3 + 0.02
-    elif isinstance(value, str):
-        yield from (word for words in WORDS if value in words for word in words if word != value)
-    elif isinstance(value, list | tuple) and value:
-        yield from ([item + 1 if isinstance(item, int) else item for item in value], value[:-1])
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from ({**value, key: other} for other in others(inner))
-    elif value is None:
-        yield from (True, 2, [0])
 
 
 def silently_wrong(
@@ -77,17 +50,17 @@ def silently_wrong(
     """Each changed setting that is neither refused nor followed, and how far off it is."""
     found: dict[str, float | str] = {}
     for key in known:
-        for other in () if key in BOOKKEEPING else others(known[key]):
-            changed = json.loads(json.dumps(config))
-            section(changed)[key] = other
-            (folder / "config.json").write_text(json.dumps(changed))
+        for other in () if key in BOOKKEEPING else changed(known[key]):
+            spoilt = json.loads(json.dumps(config))
+            section(spoilt)[key] = other
+            (folder / "config.json").write_text(json.dumps(spoilt))
             try:
                 mine = ours(load_weights(str(folder), dtype=torch.float64).encoder, pixels)
             except VitcliError:
                 continue
             try:
                 with torch.no_grad():
-                    theirs = outputs(rebuilt(changed))
+                    theirs = outputs(rebuilt(spoilt))
             except Exception as error:  # whatever the library raises, it does not run this
                 found[f"{key} = {other}"] = f"the library refuses it: {error!r}"[:160]
                 continue

@@ -528,7 +528,7 @@ def test_radio_as_its_own_code_configures_it(tmp_path: Path) -> None:
         assert_close(theirs, ours(loaded.encoder, pixels), 1e-6)
     for changes in ({"vitdet_window_size": 4}, {"args": args | {"model": "eradio"}}):
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
-        with pytest.raises(VitcliError, match="vitdet_window_size|eradio"):
+        with pytest.raises(VitcliError, match=r"vitdet_window_size|eradio"):
             load_weights(str(tmp_path))
 
 

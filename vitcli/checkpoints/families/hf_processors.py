@@ -581,6 +581,7 @@ _CLASSES: Mapping[str, Processor] = {
     "Idefics3ImageProcessor": _IDEFICS3,
     "SmolVLMImageProcessor": _IDEFICS3,
 }
+SUPPORTED = tuple(_CLASSES)
 _COMMON = {
     "do_resize": True,
     "do_center_crop": False,
