@@ -121,6 +121,7 @@ COUNTS: dict[str, Counts] = {
     "tipsv2-b14": (86_315_520, []),
     # transformers' PixtralVisionModel, and its Aimv2VisionModel without the pooling.
     "pixtral-12b": (403_489_792, []),
+    "kimi-k2.5": (416_866_032, []),
     "aimv2-l14": (309_197_824, []),
     "eva02-b14": (85_758_720, []),
     "eva02-l14-448": (304_055_232, []),
@@ -271,6 +272,7 @@ def test_head_widths_are_the_published_ones() -> None:
     """Head counts leave no trace in the tensors, so the counts above cannot catch a wrong one."""
     odd = {
         "aimv2-l14": 128,
+        "kimi-k2.5": 72,
         "clip-h14": 80,
         "clip-g14": 88,
         "clip-bigg14": 104,
