@@ -261,9 +261,10 @@ def test_preprocessing_yields_an_image_the_encoder_reads(name: str) -> None:
         assert size is None
         assert config.preprocess.multiple == config.encoder.patch_size
         assert (config.preprocess.longest_edge,) * 2 == config.encoder.image_size
-    elif name.startswith("qwen"):
+    elif name.startswith(("qwen", "kimi")):
         assert size is None  # follows the image
-        assert config.preprocess.multiple == 2 * config.encoder.patch_size
+        unit = config.preprocess.fill or config.preprocess.multiple
+        assert unit == 2 * config.encoder.patch_size
     else:
         assert size == config.encoder.image_size
 

@@ -128,8 +128,9 @@ def layers_read(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
             value = holder.get(key)
             listed = value if isinstance(value, list) else [value]
             # Granite: pairs of the tower's layer and the language model's
-            layers = [pair[0] if isinstance(pair, list) and pair else pair for pair in listed]
-            if layers and all(isinstance(layer, int) for layer in layers):
+            firsts = [pair[0] if isinstance(pair, list) and pair else pair for pair in listed]
+            layers = [layer for layer in firsts if isinstance(layer, int)]
+            if layers and len(layers) == len(listed):
                 yield key, layers
 
 

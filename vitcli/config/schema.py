@@ -53,7 +53,7 @@ PIXEL_KEYS = {
     "tile": ("resize_size", "longest_edge", "split"),
     "bounded": ("shortest_edge", "longest_edge"),
     "within": ("multiple", "longest_edge"),
-    "longest": ("shortest_edge", "longest_edge", "crop_rounding"),
+    "longest": ("shortest_edge", "longest_edge"),
     "shrink": ("multiple", "max_patches", "longest_edge"),
     "closest": ("resize_size", "multiple"),
     "area": ("multiple", "max_pixels"),
@@ -357,7 +357,7 @@ class PreprocessConfig(Section):
     then each side to at least `shortest_edge` (Idefics 2); within: at the same aspect ratio to a
     longer side of at most `longest_edge`, then both up to multiples of `multiple` (Pixtral);
     longest: the longer side to `longest_edge`, the other at the same aspect ratio to at least
-    `shortest_edge` (Aria, SAM); shrink: never larger, at the same aspect ratio to at most
+    `shortest_edge` (Aria); shrink: never larger, at the same aspect ratio to at most
     `max_patches` squares of `multiple` pixels and a longer side of at most `longest_edge` (Kimi);
     closest: at the same aspect ratio so that one side is that of `resize_size`, the one that
     changes the image less, then both to multiples of `multiple` (DPT); area: at the same aspect
@@ -378,8 +378,7 @@ class PreprocessConfig(Section):
     crop_rounding: Literal["floor", "round"] = "floor"
     """Where half a pixel of the center crop goes. floor: the offset is rounded down; round: as
     Python's round, as torchvision and timm do. Of an odd number of padded pixels the extra one is
-    first with floor and last with round. With `resize: longest` also how the shorter side is
-    rounded: down, or to the nearest."""
+    first with floor and last with round."""
     square: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Side of a square, in pixels, in whose middle the whole image is put before it is resized
     (DeepSeek-VL); the color around is `mean`, and the image's shorter side is at least

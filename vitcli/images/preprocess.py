@@ -348,10 +348,9 @@ def _square(config: PreprocessConfig, height: int, width: int) -> tuple[int, int
 
 
 def _to_longest(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
-    """Aria and SAM: the longer side to a number; the other by the same factor, at least another."""
+    """Aria: the longer side to one number, the other by the same factor to at least another."""
     scale = config.longest_edge / max(height, width)
-    half = 0.5 if config.crop_rounding == "round" else 0.0
-    h, w = (max(int(side * scale + half), config.shortest_edge) for side in (height, width))
+    h, w = (max(int(side * scale), config.shortest_edge) for side in (height, width))
     return (h, config.longest_edge) if width >= height else (config.longest_edge, w)
 
 

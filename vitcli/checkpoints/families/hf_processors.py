@@ -192,19 +192,12 @@ def _llava(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     return {"resize": rule, "resize_size": size, "square": 0 if merged["do_pad"] else None}
 
 
-def _longest(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
-    """SAM: the longer side to `size`, then black up to `pad_size`."""
-    longest = _edge(merged, "size", "longest_edge", source)
-    if not merged["do_pad"] or _equal_sides(merged, "pad_size", source) != longest:
-        refuse(source, "pad_size", merged["pad_size"], f"do_pad to {longest}x{longest} expected")
-    found = {"resize": "longest", "resize_size": None, "longest_edge": longest, "fill": longest}
-    return {**found, "shortest_edge": 1, "crop_rounding": "round"}
-
-
 def _aria(merged: Settings, given: Settings, source: str) -> dict[str, Any]:
     """The longer side to a number, then black up to whole patches; what is beyond is masked."""
     longest = whole(merged["max_image_size"], "max_image_size", source)
     least = whole(merged["min_image_size"], "min_image_size", source)
+    if merged["split_image"]:
+        refuse(source, "split_image", True, "false expected: there are tiles alone")
     found = {"resize": "longest", "resize_size": None, "longest_edge": longest}
     return {**found, "shortest_edge": least, "fill": _ARIA_PATCH}
 
@@ -331,9 +324,7 @@ _KIMI_VIDEO = (
     *("temporal_merge_kernel_size", "timestamp_mode", "config_type"),
 )
 """Keys of Kimi's own file that are about videos."""
-_ALWAYS_RESIZES = (
-    *(_global_tile, _base_view, _in_square, _llava, _longest, _aria, _shrunk, _canvas, _area),
-)
+_ALWAYS_RESIZES = (*(_global_tile, _base_view, _in_square, _llava, _aria, _shrunk, _canvas, _area),)
 _CENTER_224 = {"do_center_crop": True, "crop_size": _square(224)}
 _SHORTEST = {"default_to_square": False}  # what a bare number means as `size`
 _CLIP = Processor(_assumes({"shortest_edge": 224}, 3, CLIP, **_CENTER_224, **_SHORTEST))
@@ -436,6 +427,7 @@ _CLASSES: Mapping[str, Processor] = {
     "DeepseekVLHybridImageProcessor": replace(
         _DEEPSEEK,
         defaults={**_DEEPSEEK.defaults, **_HYBRID},
+        neutral=(*_DEEPSEEK.neutral, "high_res_background_color"),
         note="the low-resolution view, which SigLIP reads; SAM's is not prepared",
     ),
     "AriaImageProcessor": Processor(
@@ -447,13 +439,6 @@ _CLASSES: Mapping[str, Processor] = {
         ),
         _aria,
         neutral=("split_resolutions",),
-        crops=False,
-        tiles=lambda merged: "up to 8 tiles" if merged["split_image"] else "",
-    ),
-    "SamImageProcessor": Processor(
-        _assumes({"longest_edge": 1024}, 2, IMAGENET, do_pad=True, pad_size=_square(1024)),
-        _longest,
-        neutral=("mask_size", "mask_pad_size"),
         crops=False,
     ),
     "DPTImageProcessor": Processor(
@@ -671,6 +656,10 @@ def from_transformers(
     else:
         rule, size = _size(merged, "size", source, merged["default_to_square"])
         config |= {"resize": rule, "resize_size": size}
+    if config.get("square") is not None and not merged["do_normalize"]:
+        refuse(
+            source, "do_normalize", False, f"true expected for {found}, whose margin is the mean"
+        )
     if merged["do_center_crop"]:
         if not reads.crops:
             refuse(source, "do_center_crop", True, f"{found} does not crop")
