@@ -48,13 +48,6 @@ COMPUTED_OTHERWISE = {
     "minicpmv4_7_vision": _BETWEEN,
 }
 """What this encoder does not compute, by the model_type of towers that do."""
-TIMM_OTHERWISE = {
-    r"vit_s?relpos_.*_rpn_.*": "norms of what is added to the sum, relative positions by an MLP",
-    r"vit_s?relpos_.*|test_vit_relpos": "relative positions by an MLP",
-    r"eva02_enormous_.*": "norms of what is added to the sum",
-    r"qwen3_vit_\d+m(_merge)?": "a classifier without the parameters of its norm",
-}
-"""The same by timm's architectures."""
 LANGUAGE = (
     *("language_model", "text_model", "text", "lm_head", "embed_tokens", "mtp", "talker"),
     *("text_projection", "llm", "token_embedding", "score"),
@@ -376,11 +369,6 @@ def _refusal(
                 f"{source}: {what} does not have the tensor names of {' or '.join(of_kind)}",
                 "check that the file is complete and that config.json belongs to it",
             )
-    named = str(config.get("architecture"))
-    for pattern, why in TIMM_OTHERWISE.items():
-        if re.fullmatch(pattern, named):
-            what = f"a timm checkpoint of {named} is not supported"
-            return VitcliError(f"{source}: {what}: {why}", listed)
     if fits and config:
         shown_kind = f"model_type {kind!r}" if kind else "no model_type"
         shown = ", ".join(dict.fromkeys(family.name for family, _, _ in fits))

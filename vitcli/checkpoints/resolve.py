@@ -380,7 +380,9 @@ def read_settings(
             if to.key is not None:
                 stated[to.key] = value
                 origins[to.key] = f"{file}: {key}"
-        elif nested and to.key is not None and to.default is not None:
+    for key, to in family.settings.items() if nested else ():
+        # A key may have another name, under which it is stated.
+        if to.key is not None and to.default is not None and to.key not in stated:
             implied[to.key] = to.default
             origins[to.key] = f"the default that {family.library} has for {key}"
     unknown = [

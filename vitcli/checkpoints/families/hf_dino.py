@@ -353,7 +353,7 @@ RADIO = Family(
     drops=(r"patch_generator\.video_embedder\..*", r"input_conditioner\..*", r"summary_idxs"),
     settings={
         **{key: to for key, to in SETTINGS.items() if key != "image_size"},
-        "num_hidden_layers": To("depth", default=32),
+        "num_hidden_layers": To("depth"),
         "num_attention_heads": To("heads", default=16),
         "max_img_size": To("image_size", SETTINGS["image_size"].read, default=(2048, 2048)),
         "layer_norm_eps": To("norm_eps", float, default=1e-6),

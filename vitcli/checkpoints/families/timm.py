@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -145,6 +146,13 @@ IGNORED = (
     "pos_drop_rate",
     "proj_drop_rate",
 )
+COMPUTED_OTHERWISE = {
+    r"vit_s?relpos_.*_rpn_.*": "norms of what is added to the sum, relative positions by an MLP",
+    r"vit_s?relpos_.*|test_vit_relpos": "relative positions by an MLP",
+    r"eva02_enormous_.*": "norms of what is added to the sum",
+    r"qwen3_vit_\d+m(_merge)?": "a classifier without the parameters of its norm",
+}
+"""What this encoder does not compute, by the architectures that do."""
 # What a model argument that is given takes the place of.
 _REPLACES = {"norm_layer": "norm_eps", "num_reg_tokens": "reg_tokens", "pos_embed": "position"}
 
@@ -166,7 +174,9 @@ def flattened(
         arguments = config.get("model_args") or {}
         name = str(config.get("architecture")).partition(".")[0]  # the tag names the weights
         if name not in architectures:
-            raise ValueError(f"architecture {name!r}")
+            reasons = (why for p, why in COMPUTED_OTHERWISE.items() if re.fullmatch(p, name))
+            why = next((f" ({why})" for why in reasons), "")
+            raise ValueError(f"architecture {name!r}{why}")
         flat = {
             k: v
             for k, v in config.items()
