@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,11 @@ def test_pointing_keys_and_the_slider_work_without_an_error(
     slider.send_keys(Keys.ARROW_LEFT)
     settle(browser)
     assert browser.find_element("id", "layername").text == "1"
+    slider.send_keys("h")  # only arrows are the slider's own
+    settle(browser)
+    assert browser.find_element("id", "head").get_attribute("value") == "rollout"
+    slider.send_keys("H")
+    settle(browser)
     address = browser.current_url
     assert "mode=attention" in address and "layer=0" in address and "match=0" in address
     browser.get("about:blank")
@@ -146,4 +152,39 @@ def test_pointing_keys_and_the_slider_work_without_an_error(
     for mode in ("features", "norms", "similarity"):
         browser.find_element("id", f"mode-{mode}").click()
         settle(browser)
+        if mode == "norms":  # those of two encoders have no common scale
+            high = browser.find_element("id", "high").text
+            assert re.fullmatch(r"A [\d.]+, B [\d.]+ norm", high), high
     assert browser.get_log("browser") == []
+
+
+def test_a_finger_pins_where_it_taps_and_moves_sideways(browser: Any, scene: Any) -> None:
+    _, _, page = scene
+    browser.set_window_size(400, 1000)
+    browser.get(f"file://{page}")
+    browser.refresh()
+    settle(browser)
+    canvas = browser.find_elements("css selector", "canvas.view")[1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    box = browser.execute_script(
+        "const b = arguments[0].getBoundingClientRect(); return [b.left, b.top, b.width, b.height]",
+        canvas,
+    )
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    def touch(kind: str, *share: tuple[float, float]) -> None:
+        places = [{"x": box[0] + x * box[2], "y": box[1] + y * box[3]} for x, y in share]
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
+
+    touch("touchStart", (0.75, 0.6))
+    touch("touchEnd")
+    wait_for(browser, "explore.state.pinned")
+    state = browser.execute_script("return explore.state")
+    assert state["image"] == 1
+    assert (state["x"], state["y"]) == pytest.approx((0.75, 0.6), abs=0.02)
+    touch("touchStart", (0.75, 0.6))
+    for step in range(1, 11):
+        touch("touchMove", (0.75 - 0.05 * step, 0.6))
+    touch("touchEnd")
+    wait_for(browser, "explore.state.x < 0.5")
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
