@@ -100,6 +100,9 @@ def test_a_plane_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         plane(np.ones((2, 2)), "ab", "ab", by="tsne")
     with pytest.raises(VitcliError, match="none to show"):
         plane(np.empty((0, 2)), "", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with pytest.raises(VitcliError, match=r"too few images \(got 2"):
+        plane(np.ones((2, 2)), "ab", "ab", by="umap")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(VitcliError, match="umap-learn is missing"):
         plane(np.ones((2, 2)), "ab", "ab", by="umap")

@@ -216,7 +216,8 @@ def plane(
     cosine distance, with the seed 0.
 
     Raises:
-        VitcliError: an unknown projection, no vectors, or umap-learn is missing.
+        VitcliError: an unknown projection, no vectors, fewer than 3 for UMAP, or umap-learn is
+            missing.
     """
     import numpy as np
 
@@ -226,6 +227,11 @@ def plane(
         raise VitcliError("vectors: there are none to show", "embed at least one image")
     explained = None
     if by == "umap":
+        if len(rows) < 3:
+            raise VitcliError(
+                f"--projection umap: too few images (got {len(rows)}, expected at least 3)",
+                "--projection pca",
+            )
         from umap import UMAP
 
         near = min(15, max(len(rows) - 1, 2))

@@ -171,4 +171,5 @@ def test_a_long_name_keeps_both_ends_and_no_title_is_wider_than_the_figure() -> 
         return drawing
 
     drawing = figure()
-    assert len(drawing.get_suptitle()) <= COLUMN * 72 / (0.6 * POINTS)
+    lines = drawing.get_suptitle().split("\n")
+    assert len(lines) == 2 and max(map(len, lines)) <= COLUMN * 72 / (0.6 * POINTS)

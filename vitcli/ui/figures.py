@@ -42,6 +42,9 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8
 HATCHES = ("", "////", "....", "xxxx")
 CHANCE = {"color": "0.4", "linestyle": (0, (2, 2)), "linewidth": 0.8, "zorder": 1}
 
+ABOVE: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "frameon": False}
+"""A legend of axes above them; one "outside" a figure would lie on its title or its caption."""
+
 RC: Any = {
     "font.size": POINTS,
     "axes.titlesize": POINTS,
@@ -149,11 +152,14 @@ def spread_caption(count: int, noun: str = "seed", interval: str = "sd", dots: b
 
 
 def fit_titles(drawing: Any) -> None:
-    """No title of a figure or of a part of it is wider than the figure."""
+    """No title of a figure or of a part of it is wider than the figure: a long line becomes two."""
     most = int(drawing.get_figure(root=True).get_figwidth() * 72 / (0.6 * POINTS))
     for part in (drawing, *drawing.subfigs):
-        if title := part.get_suptitle():
-            part.suptitle("\n".join(ended(line, most) for line in title.split("\n")))
+        lines = part.get_suptitle().split("\n")
+        if any(len(line) > most for line in lines):
+            part.suptitle(
+                "\n".join(textwrap.fill(ended(line, 2 * most - 8), most) for line in lines)
+            )
 
 
 def plain_text(drawing: Any) -> None:
@@ -450,9 +456,10 @@ def plane_figure(plane: Plane) -> Any:
             how = {"color": COLORS[place % 7], "marker": MARKERS[_marker(place)]}
             how |= {"label": ended(name, 28)}
         axes.scatter([x[i] for i in chosen], [y[i] for i in chosen], **how, **size)
-    if 0 < len(classes) <= MOST_NAMED:
-        where = "outside upper center" if narrow else "outside right upper"
-        drawing.legend(loc=where, ncols=2 if narrow else 1, frameon=False, markerscale=1.5)
+    if 0 < len(classes) <= MOST_NAMED and narrow:
+        axes.legend(**ABOVE, ncols=2, markerscale=1.5)
+    elif 0 < len(classes) <= MOST_NAMED:
+        drawing.legend(loc="outside right upper", frameon=False, markerscale=1.5)
     elif classes:
         said += f"; {len(classes)} classes, whose colors and markers repeat"
     axes.set_xlabel(names[0])
@@ -509,6 +516,12 @@ def lay(values: Any, box: Box, height: int, width: int) -> NDArray[np.float64]:
     return laid
 
 
+def faded(photo: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """A photo (height, width, 3) in light gray, in [0, 1]: what a map does not cover."""
+    gray: NDArray[np.float64] = photo.mean(-1, keepdims=True).repeat(3, -1) / 255 * 0.3 + 0.7
+    return gray
+
+
 def covered(box: Box, height: int, width: int) -> str:
     """The pixels under the map, in words."""
     left, top, right, bottom = (round(side) for side in box)
@@ -528,10 +541,13 @@ def bare(axes: Any, title: str = "") -> None:
 
 
 def outline(axes: Any, box: Box, color: str = "yellow") -> None:
-    """A frame, such as around what the patch grid covers."""
+    """A frame, such as around what the patch grid covers; its dark edge shows on any map."""
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     left, top, right, bottom = box
-    axes.add_patch(
-        Rectangle((left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec=color, lw=0.8)
+    frame = Rectangle(
+        (left - 0.5, top - 0.5), right - left, bottom - top, fill=False, ec=color, lw=0.8
     )
+    frame.set_path_effects([withStroke(linewidth=1.8, foreground="black")])
+    axes.add_patch(frame)

@@ -12,10 +12,13 @@ from rich.table import Table
 from vitcli.commands.compare.result import CompareResult, LinearCka, VerifyResult
 from vitcli.ui.console import plural, table
 from vitcli.ui.figures import (
+    ABOVE,
     CHANCE,
     COLORS,
     COLUMN,
+    NARROW,
     PAGE,
+    across,
     caption,
     ended,
     new_figure,
@@ -218,12 +221,13 @@ def verify_figure(result: VerifyResult) -> Any:
     axes.set_yscale("log")
     axes.set_ylim(bottom=floor / 2)
     names = [one.name.removeprefix("layer ") for one in shown]
-    axes.set_xticks(list(places), names, rotation=90 if len(shown) > 20 else 0)
+    many = len(shown) > (20 if across() >= NARROW else 10)
+    axes.set_xticks(list(places), names, rotation=90 if many else 0)
     axes.set_xlabel("layer (0: input of the first block), then outputs")
     axes.set_ylabel("relative difference")
     name = ended(result.model.name)
-    axes.set_title(f"{name}: vitcli and {result.library} {result.library_version}")
-    drawing.legend(loc="outside lower center", ncols=2, frameon=False)
+    drawing.suptitle(f"{name}: vitcli and {result.library} {result.library_version}")
+    axes.legend(**ABOVE, ncols=2)
     if min(one.largest_difference for one in shown) < floor:
         caption(drawing, f"differences below {floor:.0e} are drawn there")
     return drawing

@@ -20,6 +20,7 @@ from vitcli.ui.figures import (
     bare,
     covered,
     ended,
+    faded,
     lay,
     new_figure,
     outline,
@@ -165,16 +166,22 @@ def map_figure(sheets: Sequence[FeatureSheet], pictures: Sequence[Any]) -> Any:
         for s in sheets
         for _ in range(lines)
     ]
-    drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
+    bar = 0.5 * (columns == 3)  # inches for the color bar
+    drawing = new_figure((sum(heights) + bar) * PAGE / max(across(), PAGE))
     rows = drawing.subplots(
         len(heights), abreast(columns), squeeze=False, gridspec_kw={"height_ratios": heights}
-    ).reshape(len(sheets), columns)
-    for sheet, axes in zip(sheets, rows, strict=True):
-        _draw(sheet, axes, pictures[sheet.image])
+    )
+    for sheet, axes in zip(sheets, rows.reshape(len(sheets), columns), strict=True):
+        image = _draw(sheet, axes, pictures[sheet.image])
+    if image is not None:
+        place = {"location": "bottom", "aspect": 40, "fraction": 0.3 / sum(heights), "pad": 0.01}
+        drawing.colorbar(image, ax=rows, label="cosine to the chosen patch", **place)
     return drawing
 
 
-def _draw(sheet: FeatureSheet, axes: Sequence[Any], picture: Any) -> None:
+def _draw(sheet: FeatureSheet, axes: Sequence[Any], picture: Any) -> Any:
+    """The panels of one image; the map of cosines, if there is one."""
+    image = None
     shown = shrunk(picture)
     box = scaled(sheet.box, picture, shown)
     size = shown.shape[:2]
@@ -185,12 +192,13 @@ def _draw(sheet: FeatureSheet, axes: Sequence[Any], picture: Any) -> None:
         f"{ended(sheet.title, 40)}\nmap covers {covered(sheet.box, picture.height, picture.width)}",
     )
     colors = lay(sheet.colors, box, *size)
-    axes[1].imshow(np.where(np.isnan(colors), 1.0, colors))
+    axes[1].imshow(np.where(np.isnan(colors), faded(shown), colors))
     bare(axes[1], "first three principal components")
     if sheet.cosines is not None:
+        axes[2].imshow(faded(shown))
         image = axes[2].imshow(lay(sheet.cosines, box, *size), vmin=-1, vmax=1, cmap="RdBu_r")
-        axes[2].figure.colorbar(image, ax=axes[2], shrink=0.7)
         bare(axes[2], "cosine to the chosen patch of the first image")
     if sheet.query_box is not None:
         for place in axes:
-            outline(place, scaled(sheet.query_box, picture, shown), "lime")
+            outline(place, scaled(sheet.query_box, picture, shown), "white")
+    return image

@@ -18,7 +18,7 @@ from vitcli.ui.figures import (
     across,
     bare,
     check_figure_file,
-    ended,
+    faded,
     finish,
     lay,
     new_figure,
@@ -216,31 +216,31 @@ def grid_figure(result: GridResult) -> Any:
     import numpy as np
 
     columns = max(len(row.layers) for row in result.encoders) + 1
-    lines = len(result.encoders) * len(result.images)
     side = across() / columns
-    letters = int(15 * side)  # of the small titles
-    drawing = new_figure((side + 0.2) * lines * PAGE / max(across(), PAGE))
-    axes = drawing.subplots(lines, columns, squeeze=False)
-    for number, row in enumerate(result.encoders):
-        for image, path in enumerate(result.images):
-            line = axes[number * len(result.images) + image]
-            photo, box = _photo(path, row.boxes[image])
-            line[0].imshow(photo)
-            bare(
-                line[0], f"{ended(row.model.name, letters)}\n{ended(PurePath(path).name, letters)}"
+    rows = [
+        (row, image, *_photo(path, row.boxes[image]))
+        for row in result.encoders
+        for image, path in enumerate(result.images)
+    ]
+    heights = [side * min(p.shape[0] / p.shape[1], 2.0) + 0.4 for _, _, p, _ in rows]
+    drawing = new_figure(sum(heights) * PAGE / max(across(), PAGE))
+    parts = drawing.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for part, (row, image, photo, box) in zip(parts, rows, strict=True):
+        part.suptitle(f"{row.model.name}, {PurePath(result.images[image]).name}")
+        line = part.subplots(1, columns)
+        line[0].imshow(photo)
+        bare(line[0], "image")
+        outline(line[0], box)
+        panels = [panel for panel in row.panels if panel.image == image]
+        for place, panel in zip(line[1:], panels, strict=False):
+            colors = np.array(
+                [[cell or (np.nan,) * 3 for cell in cells] for cells in panel.colors], float
             )
-            outline(line[0], box, color="black")
-            panels = [panel for panel in row.panels if panel.image == image]
-            for place, panel in zip(line[1:], panels, strict=False):
-                gray = photo.mean(-1, keepdims=True).repeat(3, -1) / 255 * 0.3 + 0.7
-                colors = np.array(
-                    [[cell or (np.nan,) * 3 for cell in cells] for cells in panel.colors], float
-                )
-                laid = lay(colors, box, *photo.shape[:2])
-                place.imshow(np.where(np.isnan(laid), gray, laid))
-                bare(place, f"layer {panel.layer}")
-            for place in line[1 + len(panels) :]:
-                bare(place)
+            laid = lay(colors, box, *photo.shape[:2])
+            place.imshow(np.where(np.isnan(laid), faded(photo), laid))
+            bare(place, f"layer {panel.layer}")
+        for place in line[1 + len(panels) :]:
+            bare(place)
     return drawing
 
 

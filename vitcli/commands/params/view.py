@@ -20,7 +20,16 @@ from vitcli.commands.params.analysis import (
     ParamsResult,
 )
 from vitcli.ui.console import exact, percent, plural, short, table
-from vitcli.ui.figures import POINTS, fill, merge_small, new_figure, side_by_side, styled
+from vitcli.ui.figures import (
+    NARROW,
+    POINTS,
+    across,
+    fill,
+    merge_small,
+    new_figure,
+    side_by_side,
+    styled,
+)
 
 ROOM_FOR_EXACT = 120
 """Columns of a terminal from which a model's table shows every digit."""
@@ -262,7 +271,7 @@ def figure(result: ParamsResult) -> Any:
                 left += value
             axes.text(left, row, f" {total:.4g}", va="center", fontsize=POINTS - 1)
         axes.set_xlabel(title)
-        axes.set_xlim(0, 1.15 * max(totals))
+        axes.set_xlim(0, (1.15 if across() >= NARROW else 1.25) * max(totals))
         axes.grid(axis="x")
         axes.set_axisbelow(True)
     panels[0].set_yticks(range(len(models)), [f"{m.name}\n{size(m.image_size)}" for m in models])
@@ -275,7 +284,8 @@ def figure(result: ParamsResult) -> Any:
 
 def component_fills() -> dict[str, dict[str, Any]]:
     """Color and hatch of each component of an encoder, the same in every figure."""
-    plain = ("qkv", "FFN", "output projection", "attention products", "patch embedding", "norms")
+    # Beside each other, and different for every kind of color vision.
+    plain = ("qkv", "FFN", "output projection", "patch embedding", "attention products", "norms")
     names = (*plain, *(name for name in COMPONENTS if name not in plain))
     fills = {name: fill(index + (index > 5)) for index, name in enumerate(names)}  # no plain black
     rest = {OTHER: {"color": "0.5", "hatch": "....", "edgecolor": "white"}}

@@ -11,7 +11,18 @@ from rich.table import Table
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
 from vitcli.files import data_size
 from vitcli.ui.console import fitted, plural, short, table
-from vitcli.ui.figures import POINTS, caption, merge_small, new_figure, series, side_by_side, styled
+from vitcli.ui.figures import (
+    ABOVE,
+    NARROW,
+    POINTS,
+    across,
+    caption,
+    merge_small,
+    new_figure,
+    series,
+    side_by_side,
+    styled,
+)
 
 
 def seconds(value: float) -> str:
@@ -175,6 +186,11 @@ def _operators(run: ProfileRun) -> Table:
     return grid
 
 
+def label(result: ProfileResult, run: ProfileRun) -> str:
+    """The engine of a run, with its dtype where the runs have several."""
+    return run.engine if len({r.dtype for r in result.runs}) == 1 else f"{run.engine}, {run.dtype}"
+
+
 @styled
 def figure(result: ProfileResult) -> Any:
     """Shares of the components per batch, and throughput against batch, one line per engine."""
@@ -201,11 +217,17 @@ def figure(result: ProfileResult) -> Any:
                     bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
                 )
             bottom += share
-    shares.set(ylabel="share of a step's time (eager)", xlabel="batch (images)", ylim=(0, 1))
-    shares.set_xticks(range(len(runs)), [str(run.batch) for run in runs])
+    engines = [label(result, run) for run in runs]
+    one = len(set(engines)) == 1
+    shares.set(ylabel=f"share of a step's time{f' ({engines[0]})' if one else ''}", ylim=(0, 1))
+    shares.set_xlabel("batch (images)")
+    named_runs = [f"{run.batch}{'' if one else chr(10) + engines[i]}" for i, run in enumerate(runs)]
+    shares.set_xticks(range(len(runs)), named_runs)
     if runs:
         names = [name for name in reversed(fills) if name in named]  # as the bars are stacked
         place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False}
+        if across() < NARROW:
+            place = ABOVE | {"ncols": 2}
         shares.legend([named[name] for name in names], names, **place)
     else:
         shares.text(0.5, 0.5, "only the eager engine\nhas components", ha="center", va="center")
@@ -225,8 +247,8 @@ def figure(result: ProfileResult) -> Any:
             [max(m - end, 0.0) for m, end in zip(middle, low, strict=True)],
             [max(end - m, 0.0) for m, end in zip(middle, high, strict=True)],
         ]
-        label = way[0] if len({dtype for _, dtype in ways}) == 1 else f"{way[0]}, {way[1]}"
-        speed.errorbar(batches, middle, yerr=spread, capsize=2, label=label, **series(index))
+        name = label(result, timed[0])
+        speed.errorbar(batches, middle, yerr=spread, capsize=2, label=name, **series(index))
         fastest = max(fastest, *high, *middle)
     speed.set(xlabel="batch (images)", ylabel="throughput (images/s)", ylim=(0, 1.1 * fastest or 1))
     speed.set_xscale("log", base=2)
