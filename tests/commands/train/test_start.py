@@ -13,7 +13,7 @@ from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
 from vitcli.checkpoints.load import save_snapshot
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train import run
+from vitcli.commands.train import run as run_room
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import ModelConfig
@@ -162,7 +162,7 @@ def test_a_run_starts_from_the_copy_that_is_named(
         seen.append(load_model(request))
         return seen[-1]
 
-    for module in (train, run):
+    for module in (train, run_room):
         monkeypatch.setattr(module, "load_model", load)
     weights = str(two_copies(tmp_path / "weights"))
     for resume in (False, True):
