@@ -5,8 +5,10 @@ Works on torch tensors, numpy arrays and plain numbers; imports neither torch no
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -257,3 +259,92 @@ def plane(
         points=tuple((float(x), float(y)) for x, y in points),
         explained=explained,
     )
+
+
+POWER = 0.8
+MOST_SEEDS = 1_000_000
+EXACT = 1e-12
+"""A spread below this share of the values is rounding: the difference has no uncertainty."""
+
+
+def paired_interval(
+    one: Sequence[float], two: Sequence[float]
+) -> tuple[float, float, float | None]:
+    """The 95% interval of the mean of one - two over pairs, and Student's two-sided p.
+
+    p is None where every pair differs by the same amount.
+    """
+    from scipy import stats
+
+    differences = [x - y for x, y in zip(one, two, strict=True)]
+    if _same(differences, [*one, *two]):
+        mean = statistics.fmean(differences)
+        return mean, mean, None
+    test = stats.ttest_rel(one, two)
+    interval = test.confidence_interval(CONFIDENCE)
+    return float(interval.low), float(interval.high), float(test.pvalue)
+
+
+def welch_interval(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float | None]:
+    """The 95% interval of the difference of two means and its two-sided p, variances unequal.
+
+    Welch (1947). p is None where neither sample varies.
+    """
+    from scipy import stats
+
+    if _same(one, one) and _same(two, two):
+        difference = statistics.fmean(one) - statistics.fmean(two)
+        return difference, difference, None
+    test = stats.ttest_ind(one, two, equal_var=False)
+    interval = test.confidence_interval(CONFIDENCE)
+    return float(interval.low), float(interval.high), float(test.pvalue)
+
+
+def _same(values: Sequence[float], scale: Sequence[float]) -> bool:
+    return max(values) - min(values) <= EXACT * max(abs(value) for value in scale)
+
+
+def seeds_needed(difference: float, spread: float, alpha: float, paired: bool) -> int | None:
+    """The least seeds per level with which a t test finds `difference` with probability 0.8.
+
+    Args:
+        spread: the standard deviation of the paired differences, or of each level.
+        alpha: the two-sided level of the test.
+
+    Returns None where a million are too few.
+    """
+    if spread <= EXACT * abs(difference):
+        return 2
+    effect = abs(difference) / spread
+    enough = functools.partial(_is_enough, effect, alpha, paired)
+    high = 2
+    while not enough(high):
+        high *= 2
+        if high > MOST_SEEDS:
+            return None
+    low = max(2, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return high
+
+
+def _is_enough(effect: float, alpha: float, paired: bool, n: int) -> bool:
+    return power_of(effect, n, alpha, paired) >= POWER
+
+
+def power_of(effect: float, n: int, alpha: float, paired: bool) -> float:
+    """The power of the two-sided t test of `n` pairs, or of `n` values on each side.
+
+    Args:
+        effect: the difference in standard deviations (Cohen's d).
+    """
+    from scipy import stats
+
+    freedom = n - 1 if paired else 2 * n - 2
+    shift = effect * math.sqrt(n if paired else n / 2)
+    if shift > 37:  # scipy's noncentral t ends here, and the power is 1 to all digits
+        return 1.0
+    cut = stats.t.isf(alpha / 2, freedom)
+    near, far = stats.nct.sf(cut, freedom, shift), stats.nct.cdf(-cut, freedom, shift)
+    return float(near) + (0.0 if math.isnan(far) else float(far))  # NaN where it underflows

@@ -15,17 +15,11 @@ from statsmodels.stats.power import TTestIndPower, TTestPower
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from tests.commands.sweep.conftest import Sweeper
-from vitcli.commands.sweep.comparisons import (
-    compare_levels,
-    paired_interval,
-    power_of,
-    seeds_needed,
-    welch_interval,
-)
+from vitcli.commands.sweep.report import compare_levels
 from vitcli.commands.sweep.result import Comparison, SweepGroup, SweepTrial
 from vitcli.commands.sweep.view import comparison_text
 from vitcli.errors import VitcliError
-from vitcli.measures import holm
+from vitcli.measures import holm, paired_interval, power_of, seeds_needed, welch_interval
 
 
 def samples(seed: int, n: int, m: int) -> tuple[list[float], list[float]]:

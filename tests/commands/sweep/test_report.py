@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.commands.sweep.conftest import Sweeper, kill, running
-from vitcli.commands.sweep.report import never_found, report, spread, write_csv, write_parquet
+from vitcli.commands.sweep.report import never_found, report, spread
 from vitcli.commands.sweep.trials import Results
+from vitcli.commands.sweep.view import write_csv, write_parquet
 from vitcli.config.yaml import lookup
 from vitcli.errors import VitcliError
 

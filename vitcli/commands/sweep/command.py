@@ -169,6 +169,7 @@ def sweep(
     from vitcli.commands.sweep import report as reports
     from vitcli.commands.sweep.figure import check_kind
     from vitcli.commands.sweep.trials import Results
+    from vitcli.commands.sweep.view import check_files, write_csv, write_parquet
     from vitcli.ui.console import note, plural, warn
     from vitcli.ui.figures import check_figure_file
 
@@ -208,7 +209,7 @@ def sweep(
     )
     check_figure_file(plot)
     check_kind(plot_kind)
-    reports.check_files(csv, parquet)
+    check_files(csv, parquet)
     if (file is None) == (report is None):
         raise VitcliError(
             "sweep: expected either a sweep to run or --report DIR to read",
@@ -247,7 +248,7 @@ def sweep(
         warn(
             f"no finished trial has {key}: correct its path under metrics; trials do not run again"
         )
-    for path, write in ((csv, reports.write_csv), (parquet, reports.write_parquet)):
+    for path, write in ((csv, write_csv), (parquet, write_parquet)):
         if path:
             write(found, path)
             note(f"wrote {plural(len(found.trials), 'trial')} to {path}")

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitcli.commands.sweep.comparisons import is_number
+from vitcli.commands.sweep.report import is_number
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError

@@ -1,25 +1,25 @@
-"""What a sweep has found so far, read from its directory; nothing needs to be finished."""
+"""What a sweep has found so far, read from its directory: trials, groups, and levels compared.
+
+Seeds (or whatever else two levels share) make pairs: what a seed does to both is taken out. Without
+two shared seeds the levels are compared by Welch's test (extra `stats`).
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import math
 import operator
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from vitcli.commands.sweep.comparisons import (
-    check_available,
-    compare_levels,
-    is_available,
-    is_number,
-)
 from vitcli.commands.sweep.result import (
     Comparison,
     Curve,
@@ -36,8 +36,7 @@ from vitcli.commands.sweep.trials import Results, TrialDir
 from vitcli.config.settings import nearest
 from vitcli.config.yaml import lookup, parse_value
 from vitcli.errors import VitcliError, install_extra
-from vitcli.files import atomic_write, check_output
-from vitcli.results import csv_text
+from vitcli.measures import CONFIDENCE, holm, paired_interval, seeds_needed, welch_interval
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -356,72 +355,6 @@ def _mean(group: SweepGroup, name: str) -> float | None:
     return group.metrics[name].mean if name in group.metrics else None
 
 
-ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")
-
-
-def rows(report: SweepReport) -> list[dict[str, Any]]:
-    """One row per trial: id, state, every parameter, every metric, and the facts of its run.
-
-    A metric that is called like a parameter is written as `metric.<name>`.
-    """
-    params = list(dict.fromkeys(key for trial in report.trials for key in trial.params))
-    taken = {"id", "state", *params, *ROW_FACTS}
-    columns = {name: f"metric.{name}" if name in taken else name for name in report.metrics}
-    return [
-        {
-            "id": trial.id,
-            "state": trial.state,
-            **{key: _plain(trial.params.get(key)) for key in params},
-            **{columns[name]: _plain(trial.metrics.get(name)) for name in report.metrics},
-            **{fact: getattr(trial, fact) for fact in ROW_FACTS},
-        }
-        for trial in report.trials
-    ]
-
-
-def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
-    """Refuse, before anything is run, files that could not be written after it.
-
-    Raises:
-        VitcliError: there is no such folder, or no pyarrow.
-    """
-    for path in (csv_file, parquet_file):
-        if path:
-            check_output(path)
-    if parquet_file and importlib.util.find_spec("pyarrow") is None:
-        raise VitcliError(
-            "--parquet needs pyarrow, which is not installed", install_extra("parquet")
-        )
-
-
-def write_csv(report: SweepReport, path: Path) -> None:
-    """Write the rows; what has no value is an empty cell."""
-    with atomic_write(path) as file:
-        file.write((csv_text(rows(report)) if report.trials else "id\n").encode())
-
-
-def write_parquet(report: SweepReport, path: Path) -> None:
-    """Write the rows with one type per column; a column of mixed types is text."""
-    import pyarrow
-    from pyarrow import parquet
-
-    table = rows(report)
-    columns = {key: _one_type([row[key] for row in table]) for key in (table[0] if table else ())}
-    with atomic_write(path) as file:
-        parquet.write_table(pyarrow.table(columns), file)
-
-
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def _one_type(values: list[Any]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
-        return [None if v is None else float(v) for v in values] if float in kinds else values
-    return values if len(kinds) <= 1 else [None if v is None else str(v) for v in values]
-
-
 def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
     """Whether a trial found on disk is one that this search could have drawn."""
     free = {*sweep.space, *sweep.repeat}
@@ -431,3 +364,129 @@ def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
         and all(key in params and axis.holds(params[key]) for key, axis in sweep.space.items())
         and all(params.get(key) in seeds for key, seeds in sweep.repeat.items())
     )
+
+
+MOST_PAIRS = 2000
+"""Pairs of levels per metric; a larger grid is not a design that pairs can answer."""
+
+
+def is_available() -> bool:
+    """Whether scipy is installed."""
+    return importlib.util.find_spec("scipy") is not None
+
+
+def check_available(option: str) -> None:
+    """Raises VitcliError where scipy is missing."""
+    if not is_available():
+        raise VitcliError(f"{option}: needs scipy, which is not installed", install_extra("stats"))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a metric is a finite number; `true` is a word."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def compare_levels(
+    groups: Sequence[SweepGroup],
+    trials: Mapping[str, SweepTrial],
+    axes: Sequence[tuple[str, ...]],
+    metric: str,
+    power_for: float | None = None,
+) -> list[Comparison]:
+    """Every pair of levels of every axis, at equal values of the other keys of the grouping.
+
+    Args:
+        axes: keys of the grouping; those of one tuple vary together (`zip`).
+        power_for: also how many seeds a difference of this size needs.
+    """
+    found: list[Comparison] = []
+    for axis in axes:
+        family: list[tuple[Comparison, float]] = []
+        for cell, levels in _cells(groups, axis):
+            for a, b in itertools.combinations(levels, 2):
+                if len(found) + len(family) >= MOST_PAIRS:
+                    return []
+                made = _pair(axis, cell, a, b, trials, metric)
+                if made:
+                    family.append(made)
+        found += _adjusted(family, power_for)
+    return found
+
+
+def _cells(
+    groups: Sequence[SweepGroup], axis: tuple[str, ...]
+) -> list[tuple[dict[str, Any], list[SweepGroup]]]:
+    """Groups that agree in all but the axis."""
+    cells: dict[str, tuple[dict[str, Any], list[SweepGroup]]] = {}
+    for group in groups:
+        rest = {key: value for key, value in group.params.items() if key not in axis}
+        mark = json.dumps(rest, sort_keys=True, default=str)
+        cells.setdefault(mark, (rest, []))[1].append(group)
+    return list(cells.values())
+
+
+def _pair(
+    axis: tuple[str, ...],
+    cell: Mapping[str, Any],
+    a: SweepGroup,
+    b: SweepGroup,
+    trials: Mapping[str, SweepTrial],
+    metric: str,
+) -> tuple[Comparison, float] | None:
+    """The comparison, and the standard deviation that power follows from; None without numbers."""
+    first, second = (_values(group, trials, metric) for group in (a, b))
+    shared = sorted(first.keys() & second.keys())
+    paired = len(shared) > 1
+    one = [first[key] for key in shared] if paired else list(first.values())
+    two = [second[key] for key in shared] if paired else list(second.values())
+    if min(len(one), len(two)) < 2:
+        return None
+    low, high, p = paired_interval(one, two) if paired else welch_interval(one, two)
+    if paired:
+        spread = statistics.stdev([x - y for x, y in zip(one, two, strict=True)])
+    else:
+        spread = math.sqrt((statistics.variance(one) + statistics.variance(two)) / 2)
+    made = Comparison(
+        metric=metric,
+        axis=", ".join(axis),
+        a={key: a.params[key] for key in axis},
+        b={key: b.params[key] for key in axis},
+        at=dict(cell),
+        n=min(len(one), len(two)),
+        paired=paired,
+        difference=statistics.fmean(one) - statistics.fmean(two),
+        low=low,
+        high=high,
+        p=p,
+        left_out=sum(sum(group.states.values()) for group in (a, b)) - len(first) - len(second),
+    )
+    return made, spread
+
+
+def _values(group: SweepGroup, trials: Mapping[str, SweepTrial], metric: str) -> dict[str, float]:
+    """The group's numbers by what distinguishes its trials: the seed, and keys that are pooled."""
+    found = {}
+    for id in group.trials:
+        trial = trials[id]
+        value: Any = trial.metrics.get(metric)
+        if is_number(value):
+            rest = {k: v for k, v in trial.params.items() if k not in group.params}
+            found[json.dumps(rest, sort_keys=True, default=str)] = float(value)
+    return found
+
+
+def _adjusted(
+    family: Sequence[tuple[Comparison, float]], power_for: float | None
+) -> list[Comparison]:
+    """The family with Holm's p, and the seeds that `power_for` needs at the family's level."""
+    tested = [made.p for made, _ in family if made.p is not None]
+    corrected = iter(holm(tested))
+    alpha = (1 - CONFIDENCE) / max(1, len(tested))
+    done = []
+    for made, spread in family:
+        p_holm = next(corrected) if made.p is not None else None
+        seeds = None
+        if power_for is not None:
+            seeds = seeds_needed(power_for, spread, alpha, made.paired)
+        done.append(replace(made, p_holm=p_holm, pairs=len(tested), seeds_needed=seeds))
+    return done

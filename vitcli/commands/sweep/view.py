@@ -24,6 +24,13 @@ from vitcli.ui.console import duration, note, plural, progress, stream, table
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import Event
+import importlib.util
+import json
+from pathlib import Path
+
+from vitcli.errors import VitcliError, install_extra
+from vitcli.files import atomic_write, check_output
+from vitcli.results import csv_text
 
 SHORT_ID = 6
 MOST_LINES = 12
@@ -343,3 +350,69 @@ def _state(event: Event) -> str:
     if event.seconds_left is not None and counts.left:
         words.append(f"about {duration(event.seconds_left)} left")
     return ", ".join(words)
+
+
+ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")
+
+
+def rows(report: SweepReport) -> list[dict[str, Any]]:
+    """One row per trial: id, state, every parameter, every metric, and the facts of its run.
+
+    A metric that is called like a parameter is written as `metric.<name>`.
+    """
+    params = list(dict.fromkeys(key for trial in report.trials for key in trial.params))
+    taken = {"id", "state", *params, *ROW_FACTS}
+    columns = {name: f"metric.{name}" if name in taken else name for name in report.metrics}
+    return [
+        {
+            "id": trial.id,
+            "state": trial.state,
+            **{key: _plain(trial.params.get(key)) for key in params},
+            **{columns[name]: _plain(trial.metrics.get(name)) for name in report.metrics},
+            **{fact: getattr(trial, fact) for fact in ROW_FACTS},
+        }
+        for trial in report.trials
+    ]
+
+
+def check_files(csv_file: Path | None, parquet_file: Path | None) -> None:
+    """Refuse, before anything is run, files that could not be written after it.
+
+    Raises:
+        VitcliError: there is no such folder, or no pyarrow.
+    """
+    for path in (csv_file, parquet_file):
+        if path:
+            check_output(path)
+    if parquet_file and importlib.util.find_spec("pyarrow") is None:
+        raise VitcliError(
+            "--parquet needs pyarrow, which is not installed", install_extra("parquet")
+        )
+
+
+def write_csv(report: SweepReport, path: Path) -> None:
+    """Write the rows; what has no value is an empty cell."""
+    with atomic_write(path) as file:
+        file.write((csv_text(rows(report)) if report.trials else "id\n").encode())
+
+
+def write_parquet(report: SweepReport, path: Path) -> None:
+    """Write the rows with one type per column; a column of mixed types is text."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = rows(report)
+    columns = {key: _one_type([row[key] for row in table]) for key in (table[0] if table else ())}
+    with atomic_write(path) as file:
+        parquet.write_table(pyarrow.table(columns), file)
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [None if v is None else float(v) for v in values] if float in kinds else values
+    return values if len(kinds) <= 1 else [None if v is None else str(v) for v in values]
