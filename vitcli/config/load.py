@@ -367,3 +367,37 @@ class ModelRequest:
             )
         config = load_config(ModelConfig, self.preset, self.config_file, self.settings)
         return for_input_size(config, self.image_size) if self.image_size else config
+
+
+def read_tensors(
+    which: Sequence[str] | None, prefix: Sequence[str] | None, checkpoints: int
+) -> list[dict[str, Any]]:
+    """The fields of a request that say which tensors are read, for each of several checkpoints.
+
+    Raises:
+        VitcliError: neither one value nor one for each, or no checkpoint.
+    """
+    given = {name: v for name, v in (("which", which), ("prefix", prefix)) if v}
+    for name, values in given.items():
+        if len(values) not in (1, checkpoints) or not checkpoints:
+            raise VitcliError(
+                f"--{name}: got {len(values)} values for {checkpoints} checkpoints (expected one, "
+                "or one for each)",
+                f"--{name} {values[0]}" if checkpoints else f"leave out --{name}",
+            )
+    return [
+        {name: values[i % len(values)] for name, values in given.items()}
+        for i in range(checkpoints)
+    ]
+
+
+def registers_setting(count: int) -> Setting:
+    return Setting(("encoder", "registers"), count, f"--registers {count}")
+
+
+def split_source(text: str) -> dict[str, str]:
+    """`SOURCE` or `PRESET=SOURCE` as the fields of a request."""
+    preset, equals, source = text.partition("=")
+    if equals and preset in preset_names():
+        return {"preset": preset, "weights": source}
+    return {"weights": text}

@@ -10,12 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from vitcli.config.yaml import (
-    Document,
-    KeyPath,
-    leaves,
-    parse_value,
-)
+from vitcli.config.yaml import Document, KeyPath, leaves, parse_value
 from vitcli.errors import VitcliError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -180,3 +175,15 @@ def nearest(word: str, known: Sequence[str], otherwise: str = "") -> str:
     if matches:
         return f"did you mean {matches[0]}?"
     return otherwise or "known: " + ", ".join(known)
+
+
+def parse_counts(text: str | None) -> list[int]:
+    """`0,4` as numbers, each once.
+
+    Raises:
+        VitcliError: not whole numbers.
+    """
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() for part in parts):
+        raise VitcliError(f"--registers {text}: expected whole numbers", "--registers 0,4")
+    return list(dict.fromkeys(int(part) for part in parts))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,8 +17,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.results import Result
+
+if TYPE_CHECKING:
+    pass
+
+from typing import TYPE_CHECKING
 
 
 class CleanConsole(Console):
@@ -433,51 +437,18 @@ def _latex_text(text: str) -> str:
     return "{" + escaped + "}" if escaped.startswith(("[", "*")) else escaped
 
 
-def complete(words: Iterable[str]) -> Callable[[str], Iterator[str]]:
-    """What a shell completes an option's value with, or the last of several with commas."""
-    known = tuple(words)
+def chosen_form(option: str, form: str, json: bool) -> str:
+    """One of FORMATS.
 
-    def completed(incomplete: str) -> Iterator[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return (before + comma + word for word in known if word.startswith(last))
-
-    return completed
-
-
-def complete_files(incomplete: str) -> list[str]:
-    """The shell completes files: ours is told so by FILES, others do where there are no words."""
-    return [incomplete + FILES] if "VITCLI_FILES" in os.environ else []
-
-
-def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Callable[[str], Any]:
-    """Names, folders, and files that end in `suffix`."""
-
-    def completed(incomplete: str) -> list[str]:
-        base = "".join(incomplete.rpartition("/")[:2])
-        words = list(names())
-        with suppress(OSError):
-            for path in sorted(Path(base).iterdir()):
-                if path.is_dir() or path.name.endswith(suffix):
-                    words.append(f"{base}{path.name}{'/' * path.is_dir()}")
-        return [word for word in words if word.startswith(incomplete)]
-
-    return completed
-
-
-FILES = "//files"
-BASH = """
-%(complete_func)s() {
-    local IFS=$'\\n'
-    COMPREPLY=( $( env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD VITCLI_FILES=1 \\
-                   %(autocomplete_var)s=complete_bash $1 ) )
-    if [[ ${COMPREPLY[0]} == *//files ]]; then
-        COMPREPLY=()
-        compopt -o default
-    elif [[ ${COMPREPLY[0]} == */ ]]; then
-        compopt -o nospace
-    fi
-}
-
-complete -F %(complete_func)s %(prog_name)s
-"""
-"""typer's completes files wherever there is no word to complete; this one where files are meant."""
+    Raises:
+        VitcliError: an unknown one, or `--json` beside another.
+    """
+    if form not in FORMATS:
+        vectors = form in ("parquet", "npy", "safetensors")
+        raise VitcliError(
+            f"{option} {form}: unknown (expected {', '.join(FORMATS)})",
+            f"vitcli embed PATH --out DIR --format {form}" if vectors else f"{option} json",
+        )
+    if json and form not in ("table", "json"):
+        raise VitcliError(f"--json and {option} {form}: two formats", "give one of them")
+    return "json" if json else form

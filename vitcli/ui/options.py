@@ -5,13 +5,11 @@ A command takes a group of them as one parameter, `model: ModelOptions`, under `
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,40 +17,29 @@ import typer
 
 from vitcli.config import yaml
 from vitcli.config.load import (
-    DEFAULT_PRESET,
-    DTYPES,
     REFERENCE,
     ModelRequest,
     config_yaml,
-    load_config,
-    preset_names,
+    read_tensors,
+    registers_setting,
+    split_source,
 )
-from vitcli.config.schema import (
-    FitKind,
-    InitScheme,
-    ModelConfig,
-    NormPlacement,
-    PoolingKind,
-    PositionKind,
-    TableResize,
-)
-from vitcli.config.settings import Setting, parse_setting
+from vitcli.config.schema import FitKind, NormPlacement, PoolingKind, PositionKind
+from vitcli.config.settings import Setting, parse_counts, parse_setting
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
-from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.console import (
-    FORMATS,
-    answer_text,
-    complete,
-    complete_files,
-    complete_names,
-    note,
-    status,
-)
+from vitcli.ui.completion import complete, with_completion
+from vitcli.ui.console import FORMATS, answer_text, note, status
 
 if TYPE_CHECKING:
     from vitcli.model import Model
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from vitcli.files import printable
+from vitcli.ui.console import chosen_form
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -83,23 +70,6 @@ class Output:
         return chosen_form("--format", self.format, self.json)
 
 
-def chosen_form(option: str, form: str, json: bool) -> str:
-    """One of FORMATS.
-
-    Raises:
-        VitcliError: an unknown one, or `--json` beside another.
-    """
-    if form not in FORMATS:
-        vectors = form in ("parquet", "npy", "safetensors")
-        raise VitcliError(
-            f"{option} {form}: unknown (expected {', '.join(FORMATS)})",
-            f"vitcli embed PATH --out DIR --format {form}" if vectors else f"{option} json",
-        )
-    if json and form not in ("table", "json"):
-        raise VitcliError(f"--json and {option} {form}: two formats", "give one of them")
-    return "json" if json else form
-
-
 EveryOption = Annotated[
     int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
 ]
@@ -126,57 +96,6 @@ def parse_size(text: str) -> tuple[int, int]:
 def choices(kind: Any, between: str = "|") -> str:
     """The values of a literal of the schema, as the help shows them."""
     return between.join(get_args(kind))
-
-
-def complete_presets(incomplete: str) -> Iterator[str]:
-    return complete(preset_names())(incomplete)
-
-
-def _layers(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """Layers of the preset that the line names: the last, then by number."""
-    named = ctx.params.get("preset") or DEFAULT_PRESET
-    preset = named if isinstance(named, str) else named[0]
-    depth = load_config(ModelConfig, preset).encoder.depth if preset in preset_names() else 0
-    words = ["-1", *map(str, range(depth + 1))]
-    return complete(["all", *words] if ctx.command.name == "probe" else words)(incomplete)
-
-
-COMPLETIONS: dict[str, Callable[..., Any]] = {
-    "--preset": complete_presets,
-    "--norm": complete(get_args(NormPlacement)),
-    "--position": complete(get_args(PositionKind)),
-    "--pool": complete(get_args(PoolingKind)),
-    "--fit": complete(get_args(FitKind)),
-    "--device": complete(("auto", "cpu", "cuda", "mps")),
-    "--dtype": complete(DTYPES),
-    "--vector-dtype": complete(("float32", "float16")),
-    "--engine": complete([*ENGINES, AUTO]),
-    "--layers": _layers,
-    "--layer": _layers,
-    "--tokens": complete(("pooled", "output", "cls", "dist", "register", "patch")),
-    "--width": complete(("column", "page")),
-    "--init": complete(get_args(InitScheme)),
-    "--pos-resize": complete(get_args(TableResize)),
-    "--lora-on": complete(("q", "k", "v")),
-}
-"""What a shell completes the value of an option with."""
-
-
-FILES_MEANT = re.compile(r"\b(FILE|DIR|PATH|SOURCE|IMAGE|OUT|DATA)\b")
-"""In the metavar of what is a file, a folder or a glob."""
-
-
-def _completed(hint: Any) -> None:
-    """Give an annotated parameter its completion: by its name, else by its metavar."""
-    for info in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
-        if isinstance(info, typer.models.ParameterInfo) and info.autocompletion is None:
-            words = [w for w in (info.metavar or "").split("|") if re.fullmatch("[a-z_0-9]+", w)]
-            names = (info.default, *(info.param_decls or ()))  # typer holds the first as default
-            named = (COMPLETIONS[n] for n in names if isinstance(n, str) and n in COMPLETIONS)
-            other: Callable[..., Any] = complete(words)
-            if FILES_MEANT.search(info.metavar or ""):
-                other = complete_names(functools.partial(list, words)) if words else complete_files
-            info.autocompletion = next(named, other)
 
 
 def model_option(*names: str, **how: Any) -> Any:
@@ -208,8 +127,6 @@ PrefixOption = Annotated[
         help="What precedes the vision tower's tensor names, e.g. model.vision_tower.",
     ),
 ]
-
-
 EACH = "Once for all checkpoints, or once for each in order."
 WhichesOption = Annotated[
     list[str] | None,
@@ -219,28 +136,6 @@ PrefixesOption = Annotated[
     list[str] | None,
     model_option("--prefix", metavar="P", help=f"Prefix of the vision tower's tensors. {EACH}"),
 ]
-
-
-def read_tensors(
-    which: Sequence[str] | None, prefix: Sequence[str] | None, checkpoints: int
-) -> list[dict[str, Any]]:
-    """The fields of a request that say which tensors are read, for each of several checkpoints.
-
-    Raises:
-        VitcliError: neither one value nor one for each, or no checkpoint.
-    """
-    given = {name: v for name, v in (("which", which), ("prefix", prefix)) if v}
-    for name, values in given.items():
-        if len(values) not in (1, checkpoints) or not checkpoints:
-            raise VitcliError(
-                f"--{name}: got {len(values)} values for {checkpoints} checkpoints (expected one, "
-                "or one for each)",
-                f"--{name} {values[0]}" if checkpoints else f"leave out --{name}",
-            )
-    return [
-        {name: values[i % len(values)] for name, values in given.items()}
-        for i in range(checkpoints)
-    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -370,10 +265,6 @@ class ModelOptions(SharedModelOptions, SourceOptions):
         )
 
 
-def registers_setting(count: int) -> Setting:
-    return Setting(("encoder", "registers"), count, f"--registers {count}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Without:
     """In the annotation of a group: the options of it that a command does not take."""
@@ -423,7 +314,7 @@ def grouped(function: Function) -> Function:
         return function(**values, **built)
 
     for parameter in parameters:
-        _completed(parameter.annotation)
+        with_completion(parameter.annotation)
     flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in flat}
@@ -449,8 +340,6 @@ EngineOption = Annotated[
         show_default="onednn if available, else eager",
     ),
 ]
-
-
 LibraryOption = Annotated[
     str | None,
     typer.Option(
@@ -589,26 +478,6 @@ def load_all(
     if any(one.fresh for one in loaded):
         note(RANDOM_WEIGHTS)
     return loaded
-
-
-def parse_counts(text: str | None) -> list[int]:
-    """`0,4` as numbers, each once.
-
-    Raises:
-        VitcliError: not whole numbers.
-    """
-    parts = text.split(",") if text else []
-    if not all(part.strip().isdecimal() for part in parts):
-        raise VitcliError(f"--registers {text}: expected whole numbers", "--registers 0,4")
-    return list(dict.fromkeys(int(part) for part in parts))
-
-
-def split_source(text: str) -> dict[str, str]:
-    """`SOURCE` or `PRESET=SOURCE` as the fields of a request."""
-    preset, equals, source = text.partition("=")
-    if equals and preset in preset_names():
-        return {"preset": preset, "weights": source}
-    return {"weights": text}
 
 
 def parse_color(text: str) -> tuple[int, int, int]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from vitcli.ui.console import complete, exact, fitted, show, stream, table
-from vitcli.ui.options import Output, complete_presets, grouped
+from vitcli.ui.completion import complete, complete_presets
+from vitcli.ui.console import exact, fitted, show, stream, table
+from vitcli.ui.options import Output, grouped
 
 if TYPE_CHECKING:
     from vitcli.commands.catalog.analysis import FamiliesResult, PresetsResult

@@ -8,10 +8,18 @@ from typing import Annotated
 
 import typer
 
-from vitcli.config.load import ModelRequest, is_architecture, preset_names, split_library
+from vitcli.config.load import (
+    ModelRequest,
+    is_architecture,
+    preset_names,
+    read_tensors,
+    split_library,
+    split_source,
+)
 from vitcli.config.settings import nearest, parse_setting
 from vitcli.errors import VitcliError
-from vitcli.ui.console import complete_names, progress
+from vitcli.ui.completion import complete_names
+from vitcli.ui.console import progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
     BackgroundOption,
@@ -27,8 +35,6 @@ from vitcli.ui.options import (
     load_all,
     model_option,
     parse_color,
-    read_tensors,
-    split_source,
 )
 
 

@@ -18,6 +18,7 @@ from vitcli.files import printable
 from vitcli.measures import check_projection
 from vitcli.ui.console import (
     FORMATS,
+    chosen_form,
     duration,
     note,
     plural,
@@ -37,7 +38,6 @@ from vitcli.ui.options import (
     PrintConfigOption,
     ProjectionOption,
     Without,
-    chosen_form,
     grouped,
     known_engine,
     load_all,

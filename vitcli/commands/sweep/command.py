@@ -13,7 +13,7 @@ import typer
 
 from vitcli.errors import VitcliError
 from vitcli.ui import figures as answers
-from vitcli.ui.console import complete_names
+from vitcli.ui.completion import complete_names
 from vitcli.ui.console import show as answer_with
 from vitcli.ui.figures import Plot
 from vitcli.ui.options import Output, grouped

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.config.load import ModelRequest, config_yaml
+from vitcli.config.load import ModelRequest, config_yaml, registers_setting
 from vitcli.config.schema import InitScheme
 from vitcli.config.settings import Setting
 from vitcli.config.training import (
@@ -36,7 +36,6 @@ from vitcli.ui.options import (
     grouped,
     model_option,
     parse_size,
-    registers_setting,
 )
 
 
