@@ -129,13 +129,8 @@ def flatten(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image
     if not image.has_transparency_data:
         return (image if image.mode == "RGB" else image.convert("RGB")), False
     canvas = Image.new("RGBA", image.size, (*background, 255))
-    return Image.alpha_composite(canvas, _rgba(image)).convert("RGB"), True
-
-
-def _rgba(image: Image.Image) -> Image.Image:
-    if image.mode == "La":  # Pillow converts it to LA alone
-        image = image.convert("LA")
-    return image.convert("RGBA")
+    straight = image.convert("LA") if image.mode == "La" else image  # Pillow has no other way
+    return Image.alpha_composite(canvas, straight.convert("RGBA")).convert("RGB"), True
 
 
 def _deep_gray(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
@@ -398,11 +393,8 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a supported format") from error
     with image:
-        if (
-            image.format in ("JPEG", "MPO")
-            and _has_scans(file, image)
-            and (_scans(file) > _MOST_SCANS)
-        ):
+        jpeg = image.format in ("JPEG", "MPO") and _has_scans(file, image)
+        if jpeg and _scans(file) > _MOST_SCANS:
             raise ImageError("corrupt", f"{label}: a JPEG of more than {_MOST_SCANS} scans")
         return _upright_rgb(image, background)
 

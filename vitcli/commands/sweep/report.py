@@ -91,7 +91,8 @@ def report(
     for condition in view.where:
         trials = [t for t in trials if _meets(t, condition, names)]
     if view.sort:
-        trials = _sorted(trials, view.sort, names)
+        by = _known(view.sort.removeprefix("-"), names)
+        trials = _in_order(trials, lambda trial: value_of(trial, by), view.sort.startswith("-"))
     keys = sweep.axes if view.group is None else [_known(key, names) for key in view.group]
     groups = _groups(trials, keys, sweep)
     if view.sort and (name := _known(view.sort.lstrip("-"), names)) in sweep.metrics:
@@ -180,14 +181,15 @@ def _trials(sweep: Sweep, results: Results, stale: bool, named: bool) -> list[Sw
         if id in there:
             found[id] = _local(id, there[id], sweep)
         else:
-            found[id] = remote.get(id) or _pending(id, params)
+            pending = SweepTrial(id, "pending", dict(params), {}, None, 0, "", "", "", "", "")
+            found[id] = remote.get(id, pending)
     for id, place in there.items():
         if id not in found:
             trial = _local(id, place, sweep)
             if stale or (sweep.search and belongs(sweep, trial.params)):
                 found[id] = trial
     if sweep.search:
-        started = {id: _age(there[id]) for id in found if id in there}
+        started = {id: there[id].status().started or 0.0 for id in found if id in there}
         found = dict(sorted(found.items(), key=lambda item: started.get(item[0], 0.0)))
         found.update({id: trial for id, trial in remote.items() if id not in found})
     return list(found.values())
@@ -210,14 +212,6 @@ def is_file_storage(url: str) -> bool:
     """Whether a storage is an SQLite file that exists: reading it opens no connection."""
     path = urlsplit(url).path.removeprefix("/")
     return check_storage(url) == "sqlite" and bool(path) and Path(path).is_file()
-
-
-def _age(place: TrialDir) -> float:
-    return place.status().started or 0.0
-
-
-def _pending(id: str, params: Mapping[str, Any]) -> SweepTrial:
-    return SweepTrial(id, "pending", dict(params), {}, None, 0, "", "", "", "", "")
 
 
 def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
@@ -294,20 +288,15 @@ def _meets(trial: SweepTrial, condition: str, names: Sequence[str]) -> bool:
         return False
 
 
-def _sorted(trials: list[SweepTrial], sort: str, names: Sequence[str]) -> list[SweepTrial]:
-    name = _known(sort.removeprefix("-"), names)
-    return _in_order(trials, lambda trial: value_of(trial, name), sort.startswith("-"))
-
-
 def _in_order(items: list[Item], key: Callable[[Item], Any], down: bool) -> list[Item]:
     """Sorted by numbers, then words; items without a value last, whatever the direction."""
+
+    def rank(value: Any) -> tuple[int, Any]:
+        return (0, value) if isinstance(value, int | float) else (1, str(value))
+
     have = [item for item in items if key(item) is not None]
-    have.sort(key=lambda item: _rank(key(item)), reverse=down)
+    have.sort(key=lambda item: rank(key(item)), reverse=down)
     return have + [item for item in items if key(item) is None]
-
-
-def _rank(value: Any) -> tuple[int, Any]:
-    return (0, value) if isinstance(value, int | float) else (1, str(value))
 
 
 # -- groups --------------------------------------------------------------------------------------
