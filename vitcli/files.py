@@ -388,3 +388,9 @@ def filled_page(package: str, name: str, data: dict[str, Any]) -> bytes:
     """A page of the package with its data; "<" cannot end the script element that holds them."""
     template = (resources.files(package) / name).read_text("utf-8")
     return template.replace("{{DATA}}", json.dumps(data).replace("<", "\\u003c")).encode()
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

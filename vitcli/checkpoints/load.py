@@ -449,3 +449,12 @@ def save_snapshot(folder: Path, config: ModelConfig, encoder: VisionEncoder) -> 
         state = {name: t.contiguous() for name, t in encoder.state_dict().items()}
         save_file(state, part / WEIGHTS_FILE, metadata={"format": "pt"})
         (part / SNAPSHOT_CONFIG).write_text(config_yaml(config), encoding="utf-8")
+
+
+def weights_digest(encoder: torch.nn.Module) -> str:
+    """SHA-256 over every tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

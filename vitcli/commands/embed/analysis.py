@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from vitcli import __version__
+from vitcli.checkpoints.load import weights_digest
 from vitcli.commands.embed.encoder import PartEncoder, array_shapes, checked, failure, row_bytes
 from vitcli.commands.embed.inputs import Listing, write_inputs
 from vitcli.commands.embed.job import (
@@ -26,7 +27,6 @@ from vitcli.commands.embed.job import (
     only_writer,
     parse_shard,
     remembered,
-    weights_digest,
 )
 from vitcli.commands.embed.parts import OK, PartError, Rows, check_format
 from vitcli.commands.embed.result import (

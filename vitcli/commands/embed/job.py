@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shlex
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
+from vitcli.checkpoints.load import weights_digest
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
 from vitcli.commands.embed.result import Checksums, Manifest
@@ -28,7 +27,7 @@ from vitcli.config.load import ModelRequest, split_library
 from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
-from vitcli.files import Lock, atomic_write, lock, printable, try_lock
+from vitcli.files import Lock, atomic_write, lock, printable, sha256, try_lock
 from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
 from vitcli.images.pool import read_picture
@@ -76,11 +75,7 @@ class Job:
                 file.write(text.encode("ascii"))
 
     def _digests(self, part: int) -> list[str]:
-        digests = []
-        for path in self.format.files(self.folder, part):
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return digests
+        return [sha256(path) for path in self.format.files(self.folder, part)]
 
     def read(self, part: int) -> Rows | None:
         """A part that is whole and is this job's; None where it has to be made."""
@@ -473,12 +468,3 @@ def load_saved(folder: Path, device: str = "auto") -> Model:
             "embed the images again into another folder",
         )
     return model
-
-
-def weights_digest(encoder: torch.nn.Module) -> str:
-    """SHA-256 over every tensor's name, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()

@@ -5,14 +5,13 @@ B images, K classes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.checkpoints.load import class_names
+from vitcli.checkpoints.load import class_names, weights_digest
 from vitcli.commands.train.data import channels
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
@@ -39,7 +38,7 @@ class Teacher(nn.Module):
         super().__init__()
         self.encoder = model.encoder.eval().requires_grad_(False)
         self.size = model.input_size
-        self.sha256 = fingerprint(self.encoder)
+        self.sha256 = weights_digest(self.encoder)
         (mean, scale), (its_mean, its_scale) = map(channels, (preprocess, model.preprocessing))
         self.gain = (its_scale / scale).to(model.device)  # (3, 1, 1)
         self.shift = ((mean - its_mean) * its_scale).to(model.device)
@@ -112,15 +111,6 @@ def output_names(model: Model, outputs: int) -> tuple[str, ...] | None:
     config = getattr(backbone.module, "config", None)
     names = {"id2label": getattr(config, "id2label", None), **backbone.prepared_by}
     return class_names(names, outputs)
-
-
-def fingerprint(module: nn.Module) -> str:
-    """SHA-256 of a module's tensors: names, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def distillation_loss(

@@ -12,7 +12,6 @@ result.json           once the run is over
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -34,7 +33,7 @@ from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
-from vitcli.files import as_new, atomic_write, sync, try_lock
+from vitcli.files import as_new, atomic_write, sha256, sync, try_lock
 
 Tensors = Mapping[str, Tensor]
 Run = TypeVar("Run", bound=ModelConfig)
@@ -142,11 +141,6 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"{path.name} is not a snapshot")
     return state
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_sums(folder: Path, sums: Any) -> None:
