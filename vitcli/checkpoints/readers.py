@@ -21,12 +21,8 @@ SNAPSHOT_CONFIG = "config.yaml"
 FOREIGN_CONFIGS = ("config.json", "open_clip_config.json", *PROCESSORS)
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "open_clip_model.safetensors",
-    "open_clip_pytorch_model.bin",
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
+    *("pytorch_model.bin.index.json", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 )
 """What weights are called in a directory, best first."""
 

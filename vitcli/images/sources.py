@@ -256,15 +256,7 @@ Items = Sequence[tuple[Any, int]]
 """Images, as what `decode` reads or a PIL image, and their labels, by index."""
 
 FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag"),
     "Ankle boot",
 )
 """The classes of Fashion-MNIST (Xiao et al. 2017, table 2)."""

@@ -24,13 +24,8 @@ ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""
 MASS_KINDS = ("cls", "distillation", "registers", "patches")
 FIELDS = (
-    "entropy",
-    "entropy_cls",
-    "entropy_registers",
-    "entropy_patches",
-    "distance",
-    "row_sum_error",
-    "entropy_share",
+    *("entropy", "entropy_cls", "entropy_registers", "entropy_patches", "distance"),
+    *("row_sum_error", "entropy_share"),
     *(f"cls_on_{kind}" for kind in MASS_KINDS),
 )
 """What is kept of each head of each image; NaN where the encoder has no such token.

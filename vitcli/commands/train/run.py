@@ -51,13 +51,8 @@ from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import QUIET, FailedImage, Progress
 
 CHANGEABLE = (
-    "train.snapshot_every",
-    "train.snapshot_seconds",
-    "train.log_every",
-    "train.threads",
-    "train.tensorboard",
-    "train.wandb",
-    "train.mlflow",
+    *("train.snapshot_every", "train.snapshot_seconds", "train.log_every", "train.threads"),
+    *("train.tensorboard", "train.wandb", "train.mlflow"),
     "train.teacher",  # whose checksum may not change
     "data.workers",
     "data.path",  # whose files may not change
