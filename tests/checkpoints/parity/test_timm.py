@@ -18,12 +18,7 @@ from timm.models import deit, eva, save_for_hf, vision_transformer
 from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, randomized
 from tests.checkpoints.parity.timm_models import CASES, outputs
 from tests.checkpoints.sources import PUBLISHED, sparse
-from vitcli.checkpoints.families.timm import from_timm
-from vitcli.checkpoints.families.timm_architectures import (
-    EVAS,
-    PERCEPTION_ENCODERS,
-    VISION_TRANSFORMERS,
-)
+from vitcli.checkpoints.families.timm import architectures, from_timm
 from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.commands.params.analysis import model_costs
 from vitcli.config.load import load_config, preset_names
@@ -249,7 +244,7 @@ def _default(cls: type, key: str) -> Any:
 def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     cls = vision_transformer.VisionTransformer
     built = _arguments(vision_transformer, cls, monkeypatch) | _arguments(deit, cls, monkeypatch)
-    for name, mine in VISION_TRANSFORMERS.items():
+    for name, mine in architectures("vision_transformers").items():
         theirs = built[name]
         norm = theirs.get("embed_norm_layer")
         unbiased = {"proj_bias": False} if not theirs.get("proj_bias", True) else {}
@@ -270,7 +265,7 @@ def test_the_table_of_vision_transformers_is_timms(monkeypatch: pytest.MonkeyPat
 
 def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     built = _arguments(eva, eva.Eva, monkeypatch)
-    for name, mine in EVAS.items():
+    for name, mine in architectures("evas").items():
         theirs = built[name]
         rope = theirs.get("use_rot_pos_emb", _default(eva.Eva, "use_rot_pos_emb"))
         expected = {
@@ -292,7 +287,7 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
             assert theirs["attn_type"] == "rope", name
             expected |= {"rope_type": "index", "rope_grid_indexing": theirs["rope_grid_indexing"]}
         if expected.get("rope_type") == "cat":
-            expected["ref_feat_shape"] = theirs["ref_feat_shape"]
+            expected["ref_feat_shape"] = list(theirs["ref_feat_shape"])
         assert mine == expected, name
         others = {"qk_norm", "use_post_norm"}
         if expected.get("rope_type") != "index":
@@ -302,8 +297,9 @@ def test_the_table_of_evas_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_of_perception_encoders_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
     built = _arguments(eva, eva.Eva, monkeypatch)
-    assert set(PERCEPTION_ENCODERS) == {name for name in built if name.startswith("vit_pe_")}
-    for name, mine in PERCEPTION_ENCODERS.items():
+    encoders = architectures("perception_encoders")
+    assert set(encoders) == {name for name in built if name.startswith("vit_pe_")}
+    for name, mine in encoders.items():
         theirs = built[name]
         pool = theirs.get("global_pool", _default(eva.Eva, "global_pool"))
         expected = {
@@ -315,7 +311,7 @@ def test_the_table_of_perception_encoders_is_timms(monkeypatch: pytest.MonkeyPat
             "rope_type": "cat",
             "rope_temperature": _default(eva.Eva, "rope_temperature"),
             "rope_layout": "interleaved",
-            "ref_feat_shape": theirs["ref_feat_shape"],
+            "ref_feat_shape": list(theirs["ref_feat_shape"]),
             "rope_grid_offset": theirs.get("rope_grid_offset", 0.0),
             "rope_grid_indexing": theirs["rope_grid_indexing"],
         }
@@ -402,7 +398,7 @@ def test_every_timm_preset_is_compared() -> None:
 def test_presets_are_what_timms_names_stand_for(name: str) -> None:
     architecture = TIMM_PRESETS[name]
     config = load_config(ModelConfig, f"{name}-timm")
-    encoder, table = config.encoder, VISION_TRANSFORMERS[architecture]
+    encoder, table = config.encoder, architectures("vision_transformers")[architecture]
     assert encoder.heads == table["num_heads"]
     assert encoder.activation == table["act_layer"]
     assert encoder.norm_eps == table["norm_eps"]

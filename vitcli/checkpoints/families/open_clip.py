@@ -8,11 +8,6 @@ from typing import Any
 
 from vitcli.checkpoints.families import timm, timm_eva
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.timm_architectures import (
-    EVAS,
-    PERCEPTION_ENCODERS,
-    VISION_TRANSFORMERS,
-)
 from vitcli.checkpoints.family import (
     CLIP,
     HALF,
@@ -272,10 +267,8 @@ OPENAI = replace(
 )
 
 
-def _timm_flat(
-    architectures: Mapping[str, Mapping[str, Any]],
-) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    flatten = timm.flattened(architectures)
+def _timm_flat(kind: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    flatten = timm.flattened(kind)
 
     def flat(config: Mapping[str, Any]) -> dict[str, Any]:
         model, vision = _model_and_vision(config)
@@ -302,7 +295,7 @@ def _timm_flat(
     return flat
 
 
-def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, Any]]) -> Family:
+def _around(family: Family, name: str, kind: str) -> Family:
     return replace(
         family,
         name=name,
@@ -331,7 +324,7 @@ def _around(family: Family, name: str, architectures: Mapping[str, Mapping[str, 
             "timm_proj_bias",
         ),
         config_file=CONFIG,
-        flatten=_timm_flat(architectures),
+        flatten=_timm_flat(kind),
         variants=(
             *(v for v in family.variants if v not in (timm.CLASSIFIER, timm.NO_CLASSIFIER)),
             Variant(when=("head.weight",), renames={"head.linear": "head"}),
@@ -410,10 +403,10 @@ def _perception(root: str, core: bool) -> Family:
 
 
 FAMILIES = (
-    _around(timm.VIT, "open-clip-timm-vit", VISION_TRANSFORMERS),
-    _around(timm_eva.EVA, "open-clip-timm-eva", EVAS),
-    _around(timm_eva.EVA02, "open-clip-timm-eva02", EVAS),
-    _around(timm_eva.PERCEPTION, "open-clip-timm-pe", PERCEPTION_ENCODERS),
+    _around(timm.VIT, "open-clip-timm-vit", "vision_transformers"),
+    _around(timm_eva.EVA, "open-clip-timm-eva", "evas"),
+    _around(timm_eva.EVA02, "open-clip-timm-eva02", "evas"),
+    _around(timm_eva.PERCEPTION, "open-clip-timm-pe", "perception_encoders"),
     OPENAI,
     *(_perception(root, core) for root in ("visual.", "") for core in (True, False)),
     _tower("open-clip", "visual."),

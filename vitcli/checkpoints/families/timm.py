@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
-from vitcli.checkpoints.families.timm_architectures import VISION_TRANSFORMERS
 from vitcli.checkpoints.family import (
     FILTERS,
     IMAGENET,
@@ -36,6 +37,7 @@ from vitcli.checkpoints.family import (
     validated,
 )
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
+from vitcli.config.yaml import read_yaml
 
 LIBRARY = "timm"
 BLOCK = "blocks.{i}."
@@ -157,10 +159,23 @@ COMPUTED_OTHERWISE = {
 _REPLACES = {"norm_layer": "norm_eps", "num_reg_tokens": "reg_tokens", "pos_embed": "position"}
 
 
-def flattened(
-    architectures: Mapping[str, Mapping[str, Any]],
-) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """timm's config.json as flat settings, read as timm's factory does.
+@functools.cache
+def architectures(kind: str) -> Mapping[str, Mapping[str, Any]]:
+    """The settings that a name of timm stands for, by name; `kind` is a key of the YAML file."""
+    data = read_yaml(Path(__file__).with_name("timm_architectures.yaml")).data
+    registers = {
+        name: int(count) for count, names in data["registers"].items() for name in names.split()
+    }
+    return {
+        name: {"reg_tokens": registers.get(name, 0), **group["settings"], "num_heads": int(heads)}
+        for group in data[kind]
+        for heads, names in group["heads"].items()
+        for name in names.split()
+    }
+
+
+def flattened(kind: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """timm's config.json as flat settings, read as timm's factory does; see `architectures`.
 
     The architecture's settings come first, then `pretrained_cfg` where it may speak, then
     `model_args`; `global_pool` at the root is timm's note to the reader.
@@ -173,7 +188,8 @@ def flattened(
             pretrained, config = config, {"architecture": config["architecture"]}
         arguments = config.get("model_args") or {}
         name = str(config.get("architecture")).partition(".")[0]  # the tag names the weights
-        if name not in architectures:
+        known = architectures(kind)
+        if name not in known:
             reasons = (why for p, why in COMPUTED_OTHERWISE.items() if re.fullmatch(p, name))
             why = next((f" ({why})" for why in reasons), "")
             raise ValueError(f"architecture {name!r}{why}")
@@ -182,10 +198,10 @@ def flattened(
             for k, v in config.items()
             if k not in ("pretrained_cfg", "model_args", "global_pool")
         }
-        if arguments.get("ref_feat_shape") and architectures[name].get("rope_type") == "index":
+        if arguments.get("ref_feat_shape") and known[name].get("rope_type") == "index":
             raise ValueError(f"architecture {name!r} with ref_feat_shape")
         given = {_REPLACES.get(key, key) for key in arguments}
-        found = {k: v for k, v in architectures[name].items() if k not in given}
+        found = {k: v for k, v in known[name].items() if k not in given}
         flat |= {f"architecture.{key}": value for key, value in found.items()}
         dynamic = arguments.get("dynamic_img_size") or arguments.get("strict_img_size") is False
         if pretrained.get("fixed_input_size") and pretrained.get("input_size") and not dynamic:
@@ -316,7 +332,7 @@ VIT = Family(
     },
     needs=NEEDS,
     unproven=("position",),
-    flatten=flattened(VISION_TRANSFORMERS),
+    flatten=flattened("vision_transformers"),
     any_prefix_rows=True,
     variants=(*VARIANTS, SPLIT_GATE),
 )

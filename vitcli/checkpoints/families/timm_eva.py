@@ -29,13 +29,6 @@ from vitcli.checkpoints.families.timm import (
     patch_bias,
     preprocess,
 )
-from vitcli.checkpoints.families.timm_architectures import (
-    BEITS,
-    EVAS,
-    PERCEPTION_ENCODERS,
-    QWEN3_ENCODERS,
-    RELATIVE,
-)
 from vitcli.checkpoints.family import (
     Family,
     From,
@@ -175,7 +168,7 @@ ROPE = Family(
         "rope.reference_grid",
     ),
     packed_gate=True,
-    flatten=flattened(EVAS),
+    flatten=flattened("evas"),
     variants=EVA_VARIANTS,
 )
 # The same with a table besides; its names are DeiT III's too, so that one comes first.
@@ -258,7 +251,7 @@ EVA = Family(
     ),
     unproven=("norm_placement",),  # the enormous one is post-norm, under the same names
     packed_gate=True,
-    flatten=flattened(EVAS),
+    flatten=flattened("evas"),
     any_prefix_rows=True,
     variants=EVA_VARIANTS,
 )
@@ -321,7 +314,7 @@ PERCEPTION = Family(
     ),
     unproven=("position",),
     packed_gate=True,
-    flatten=flattened(PERCEPTION_ENCODERS),
+    flatten=flattened("perception_encoders"),
     any_prefix_rows=True,
     variants=(
         *EVA_VARIANTS,
@@ -355,7 +348,7 @@ BEIT = Family(
         "activation": gated_activation,
     },
     needs=("heads", "norm_eps", "pooling", "image_size"),
-    flatten=flattened(BEITS),
+    flatten=flattened("beits"),
     from_tensors={"heads": FromTensor(TABLE, lambda t: t.shape[1])},
     variants=EVA_VARIANTS,
 )
@@ -373,7 +366,7 @@ RELPOS = replace(
     },
     ignored=(*HF_IGNORED, *IGNORED, "fc_norm", "fix_init", "rel_pos_dim", "weight_init"),
     decides={**BEIT.decides, "activation": "gelu"},
-    flatten=flattened(RELATIVE),
+    flatten=flattened("relative"),
     from_tensors={"heads": FromTensor(BIASES[1], lambda t: t.shape[1])},
     variants=(CLASSIFIER, NO_CLASSIFIER),
 )
@@ -416,6 +409,6 @@ QWEN3 = Family(
         "image_size": lambda found: (found["_side"] * found["patch_size"],) * 2,
     },
     needs=("heads", "norm_eps", "rope.theta", "image_size"),
-    flatten=flattened(QWEN3_ENCODERS),
+    flatten=flattened("qwen3_encoders"),
 )
 FAMILIES = (PERCEPTION, QWEN3, BEIT, RELPOS, MIXED, MIXED_TABLE, ROPE, EVA, EVA02)
