@@ -204,7 +204,7 @@ def test_uniform_attention_under_a_mask_is_smooth(
         assert attn_entropy(encoder, photos[0], query="cls").verdict_code == "undefined"
 
 
-def fresh(seed: int = 0, **settings: int) -> Model:
+def fresh(seed: int = 0, **settings: float) -> Model:
     keys = {"hidden": 24, "depth": 2, "heads": 3, "mlp_hidden": 48, "patch_size": 8, **settings}
     chosen = {f"encoder.{key}": value for key, value in keys.items()}
     return vitcli.load(set=chosen, seed=seed, image_size=16, device="cpu")
@@ -213,10 +213,12 @@ def fresh(seed: int = 0, **settings: int) -> Model:
 def test_random_weights_are_compared_seed_by_seed(photos: list[str]) -> None:
     """The means, and the interval of the paired differences, are those of single runs by hand."""
     sizes = (0, 12)
-    both = [fresh(seed=3, registers=count) for count in sizes]
+    both = [fresh(seed=3, registers=count, init_std=0.3) for count in sizes]
     result = attn_entropy(both, photos, seeds=4)
     single = {
-        (count, seed): attn_entropy(fresh(seed, registers=count), photos).models[0].layers
+        (count, seed): attn_entropy(fresh(seed, registers=count, init_std=0.3), photos)
+        .models[0]
+        .layers
         for count in sizes
         for seed in range(3, 7)
     }
@@ -236,6 +238,7 @@ def test_random_weights_are_compared_seed_by_seed(photos: list[str]) -> None:
     last = [encoder.layers[-1].by_seed for encoder in result.models]
     gaps = np.subtract(*last) * (1 if np.mean(last[0]) > np.mean(last[1]) else -1)
     low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert high - low > 1e-3, "four digits say something"
     assert f"{gaps.mean():.4f} [{low:.4f}, {high:.4f}] above" in result.verdict
     assert "paired over 4 seeds on 3 images, 95% confidence" in result.verdict
     assert result.verdict_code == ("distinguished" if low > 0 else "cannot be distinguished")
@@ -254,6 +257,8 @@ def test_seeds_that_agree_name_a_winner_and_one_seed_never_does(photos: list[str
     ]
     result = attn_entropy(encoders, photos, seeds=3)
     assert result.verdict_code == "distinguished"
+    tiny = [fresh(registers=count) for count in (0, 12)]  # each is uniform to a thousandth
+    assert "e-0" in attn_entropy(tiny, photos, seeds=3).verdict
     once = attn_entropy(encoders, photos)
     assert once.verdict_code == "one seed" and "--seeds 5 repeats them" in once.verdict
     assert attn_entropy([encoders[0], encoders[0]], photos, seeds=3).verdict_code == "identical"

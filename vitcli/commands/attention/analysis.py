@@ -318,10 +318,10 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
         more = repeats if fresh else " on other images"
         text = f"{_figures(everyone)}; {one} cannot show whether they differ{more}"
         return f"one {unit}", text
-    facts = [
-        f"{mean:.4f} [{low:.4f}, {high:.4f}] above {_title(other)}"
-        for other, _, mean, low, high in pairs
-    ]
+    facts = []
+    for other, _, mean, low, high in pairs:
+        digits = ".4f" if high - low > 1e-3 else ".2g"
+        facts.append(f"{mean:{digits}} [{low:{digits}}, {high:{digits}}] above {_title(other)}")
     together = " for all comparisons together" if len(rest) > 1 else ""
     seen = len(first.images)
     on = f" on {seen} image{'s' * (seen != 1)}" if fresh else ""
