@@ -9,10 +9,10 @@
 The same weights go into each library, and their outputs must agree before anything is timed. Times
 are taken in turn, A B A B, in one process; what is printed is the median of the ratios of each
 round, with its 10th and 90th percentile. Memory and cold starts are measured in processes of their
-own. What is measured already in --out is not measured again; `--fresh` starts over. OpenVINO is
-measured where it is installed (`pip install openvino`). `--int8` adds ONNX Runtime on a graph whose
-linear maps are quantized dynamically, and prints its cosines to float32. On a machine that does
-other work too, `--threads 1 --processor-time` counts what each takes of a core.
+own. What is measured already in --out is not measured again; `--fresh` starts over. `--int8` adds
+ONNX Runtime on a graph whose linear maps are quantized dynamically, and prints its cosines to
+float32. On a machine that does other work too, `--threads 1 --processor-time` counts what each
+takes of a core.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from typing import Any
 
 IMAGE = 224
 EAGER_PEERS = ("timm", "transformers", "torchvision")
-ENGINES = ("vitcli eager", "vitcli onednn", "vitcli compile", "vitcli onnx")
+ENGINES = ("vitcli eager", "vitcli onednn", "vitcli compile", "vitcli openvino")
 SUBJECTS = {
-    "float32": (*ENGINES, *EAGER_PEERS, "timm compile", "onnxruntime", "openvino"),
-    "bfloat16": (*ENGINES[:3], "timm", "timm compile", "openvino"),
+    "float32": (*ENGINES, "vitcli onnx", *EAGER_PEERS, "timm compile", "onnxruntime", "openvino"),
+    "bfloat16": (*ENGINES, "timm", "timm compile", "openvino"),
 }
+ALONE = {"vitcli onnx": "onnxruntime", "vitcli openvino": "openvino"}
+"""Engines of vitcli, and the same library without it."""
 INT8 = "onnxruntime int8"
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest difference of outputs, whose values are about 1."""
@@ -410,6 +412,12 @@ def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int], dty
                 f"\nbatch {batch}: vitcli's best engine is {ratio['median']:.2f} times as fast as "
                 f"the best peer ({ratio['p10']:.2f} to {ratio['p90']:.2f})"
             )
+        for name in (n for n in ours if ALONE.get(n) in times):
+            ratio = spread([b / a for a, b in zip(times[name], times[ALONE[name]], strict=True)])
+            print(
+                f"batch {batch}: {name} is {ratio['median']:.2f} times as fast as {ALONE[name]} "
+                f"alone ({ratio['p10']:.2f} to {ratio['p90']:.2f})"
+            )
         found = entries.get(f"time {batch}", {}).get("cosine", {})
         if INT8 in found:
             print(f"batch {batch}: smallest cosine of {INT8} to {names[0]} {found[INT8]:.5f}")
@@ -424,7 +432,7 @@ def report(notebook: Notebook, names: Sequence[str], batches: Sequence[int], dty
 
 
 def installed(name: str) -> bool:
-    return name != "openvino" or importlib.util.find_spec("openvino") is not None
+    return "openvino" not in name or importlib.util.find_spec("openvino") is not None
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def test_model_options_have_one_order(name: str) -> None:
         ("embed --tokens cls,p", {"cls,pooled", "cls,patch"}),
         ("embed --format n", {"npy"}),
         ("embed --projection u", {"umap"}),
-        ("embed --engine o", {"onednn", "onnx"}),
+        ("embed --engine o", {"onednn", "onnx", "openvino"}),
         ("embed --vector-dtype float1", {"float16"}),
         ("profile --engine e", {"eager"}),
         ("profile --dtype b", {"bfloat16"}),

@@ -1,6 +1,11 @@
 """Every engine gives eager's numbers, at any batch, and says what it cannot do."""
 
 import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import onnx
 import pytest
@@ -10,12 +15,15 @@ from torch._dynamo.utils import counters
 from tests.conftest import tiny_encoder
 from vitcli.engines import ENGINES, EngineKind, check_engine, engine
 from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepare_engine
-from vitcli.engines.onnx_runtime import build_graph, write_onnx
+from vitcli.engines.onnx_graph import build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import hooked, layer_points
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
+needs_openvino = pytest.mark.skipif(not find_spec("openvino"), reason="needs openvino")
+OPENVINO = pytest.param("openvino", marks=needs_openvino)
+HERE = Path(__file__).parents[2]
 VARIANTS = [
     {},
     {"position": "rope2d", "registers": 2, "pooling": "map", "head": "projection", "head_out": 5},
@@ -51,9 +59,29 @@ def test_torch_engines_agree(name, changes):
     check(name, changes)
 
 
+@pytest.mark.parametrize("name", ["onnx", OPENVINO])
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_onnx_agrees(changes):
-    check("onnx", changes)
+def test_the_exported_graph_agrees(name, changes):
+    check(name, changes)
+
+
+@needs_openvino
+def test_openvino_computes_in_bfloat16_where_the_processor_does(monkeypatch):
+    """Each of the sums that a token goes through rounds to 8 bits."""
+    import openvino
+
+    encoder = tiny_encoder(depth=1).to(torch.bfloat16)
+    images = torch.randn(2, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        ready = prepare_engine("openvino", encoder, images[:1].to(torch.bfloat16))
+        tokens = ready.run(images.to(torch.bfloat16)).tokens
+        assert tokens.dtype == torch.bfloat16
+        with torch.no_grad():
+            exact = encoder.float()(images).tokens
+        assert 1e-5 < (tokens - exact).abs().max() / exact.abs().max() < 0.1
+    monkeypatch.setattr(openvino.Core, "get_property", lambda *asked: ["FP32"])
+    with pytest.raises(VitcliError, match="this processor has no bfloat16 units"):
+        prepare_engine("openvino", encoder, images.to(torch.bfloat16))
 
 
 def test_eight_bits_are_near_and_not_the_same():
@@ -79,6 +107,30 @@ def test_compile_agrees_and_its_graph_is_kept_for_the_next_process():
     assert kept and kept <= {"fxgraph_cache_miss", "fxgraph_cache_hit"}
 
 
+COMPILED = """
+import torch
+from tests.conftest import tiny_encoder
+from vitcli.engines.engine import largest_error, prepare_engine
+encoder, images = tiny_encoder(depth=1).float(), torch.randn(1, 3, 24, 32)
+print(largest_error(prepare_engine("compile", encoder, images), encoder, images))
+"""
+
+
+def test_graphs_kept_for_wider_instructions_are_not_taken_for_narrower_ones(tmp_path):
+    """As where a user's cache is shared by two machines, or ATEN_CPU_CAPABILITY changes."""
+    for narrower in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE)}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILED],
+            env={**os.environ, **variables, **narrower},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 1e-5
+    assert len([*tmp_path.iterdir()]) in (1, 2)  # one on a processor without wider instructions
+
+
 def test_largest_error_sees_a_wrong_engine():
     encoder = tiny_encoder().float()
     images = torch.randn(1, 3, 24, 32)
@@ -100,8 +152,8 @@ def test_the_exported_file_has_a_free_batch_and_named_outputs(tmp_path):
 
 
 def test_weights_too_large_for_one_file_stand_beside_it(tmp_path, monkeypatch):
-    from vitcli.engines import onnx_runtime
-    from vitcli.engines import onnx_runtime as export
+    from vitcli.engines import onnx_graph
+    from vitcli.engines import onnx_graph as export
 
     monkeypatch.setattr(export, "LARGEST_SINGLE_FILE", 100)
     encoder = tiny_encoder(depth=1).float()
@@ -109,16 +161,17 @@ def test_weights_too_large_for_one_file_stand_beside_it(tmp_path, monkeypatch):
     graph = build_graph(encoder, images)
     files = write_onnx(graph, images, tmp_path / "a.onnx")
     assert [file.name for file in files] == ["a.onnx", "a.onnx.data"]
-    run = onnx_runtime.open_session(files[0], graph.names, images.device)
+    run = onnx_graph.open_session(files[0], graph.names, images)
     answer, _ = graph.read(run(images))
     assert (answer.tokens - encoder(images).tokens).abs().max() < 1e-4
 
 
-def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(VitcliError, match="onnxruntime, which is not installed") as caught:
-        prepare_engine("onnx", tiny_encoder().float(), torch.zeros(1, 3, 24, 32))
-    assert "[onnx]" in caught.value.hint
+@pytest.mark.parametrize(("name", "library"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_a_missing_extra_is_named(name, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(VitcliError, match=f"needs {library}, which is not installed") as caught:
+        prepare_engine(name, tiny_encoder().float(), torch.zeros(1, 3, 24, 32))
+    assert f"[{name}]" in caught.value.hint
 
 
 def test_onnx_refuses_dtypes_it_cannot_run():
@@ -152,12 +205,13 @@ def test_a_hole_is_not_the_smallest_difference():
 def test_a_runner_observes_the_layers_of_any_engine(images):
     encoder = tiny_encoder().float()
     answers = {}
-    for name in ("eager", "onednn", "onnx"):
+    names = ["eager", "onednn", "onnx", *(["openvino"] if find_spec("openvino") else [])]
+    for name in names:
         seen = []
         output = Runner(name, encoder)(images.float(), seen.append)
         answers[name] = [*seen, output.tokens, output.pooled]
         assert len(seen) == len(layer_points(encoder))
-    for name in ("onednn", "onnx"):
+    for name in names[1:]:
         for ours, theirs in zip(answers[name], answers["eager"], strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -183,8 +237,8 @@ def test_auto_measures_once_and_remembers(images, tmp_path, monkeypatch):
     with torch.no_grad():
         name, words = fastest(encoder, images)
         assert name == "eager" and "onednn" in words and "compile" not in words
-        able = ["eager", "onednn", "compile", "onnx"]  # those that give the same numbers
-        assert asked == able
+        able = ["eager", "onednn", "compile", "onnx", "openvino"]
+        assert asked == able, "those that give the same numbers"
         assert fastest(encoder, images)[0] == "eager" and asked == able
         fastest(encoder, images[:1])
         assert len(asked) == 2 * len(able), "another shape is another question"

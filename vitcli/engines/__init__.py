@@ -48,18 +48,25 @@ ENGINES = {
     "compile": EngineKind("torch.compile", "pytorch", any_batch=False),
     "onnx": EngineKind(
         "ONNX Runtime on the exported graph (extra onnx)",
-        "onnx_runtime",
+        "onnx_graph",
         dtypes=("float32", "float16"),
         devices=("cpu", "cuda"),
         profiled=False,
     ),
     "int8": EngineKind(
         "ONNX Runtime with linear maps in 8-bit integers (extra onnx)",
-        "onnx_runtime",
+        "onnx_graph",
         dtypes=("float32",),
         devices=("cpu",),
         profiled=False,
         exact=False,
+    ),
+    "openvino": EngineKind(
+        "OpenVINO on the exported graph (extra openvino)",
+        "onnx_graph",
+        dtypes=("float32", "bfloat16"),
+        devices=("cpu",),
+        profiled=False,
     ),
     "reference": EngineKind(
         "the encoder's own library, unchanged (extra reference)",

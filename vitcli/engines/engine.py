@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -226,7 +226,7 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
     """The engine that runs these images fastest here, and the choice in words.
 
     The median of three steps of each engine decides, taken in turn. It is remembered per machine,
-    version of torch, encoder, shape, dtype and number of threads.
+    version of torch, engines installed, encoder, shape, dtype and number of threads.
     """
     memory = _cache_folder() / "engines.json"
     key = _trial_key(encoder, images)
@@ -281,6 +281,7 @@ def _trial_key(encoder: VisionEncoder, images: Tensor) -> str:
         platform.node(),
         str(torch.get_num_threads()),
         torch.__version__,
+        *(name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name)),
         str(images.device),
         str(images.dtype),
         str(tuple(images.shape)),

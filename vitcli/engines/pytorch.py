@@ -7,10 +7,12 @@ both multiply by oneDNN, and the GELU on the way out is what is gained.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -70,9 +72,9 @@ def prepare_compile(
 ) -> Engine:
     """Compiled for one image and for any larger batch, as far as `batches` need them.
 
-    torch keeps compiled graphs on disk for the next process. oneDNN's linear maps are compiled
-    with their weights as constants; other weights are not frozen, since torch cannot keep a graph
-    with packed ones.
+    torch keeps compiled graphs on disk for the next process, here by the vector instructions that
+    they use. oneDNN's linear maps are compiled with their weights as constants; other weights are
+    not frozen, since torch cannot keep a graph with packed ones.
 
     Raises:
         VitcliError: this machine or this encoder cannot be compiled.
@@ -80,6 +82,7 @@ def prepare_compile(
     from torch._inductor import config as inductor  # slow to import
 
     start = time.perf_counter()
+    _separate_graphs()
     graph = Graph(shared_copy(encoder), images, layers)
     frozen = onednn_runs(images.device, images.dtype) and images.dtype == torch.float32
     if frozen:
@@ -108,6 +111,15 @@ def prepare_compile(
         ) from error
     seconds = time.perf_counter() - start
     return Engine("compile", run, torch.__version__, seconds, "torch.compile")
+
+
+def _separate_graphs() -> None:
+    """Keep graphs for these vector instructions apart: torch would take others for the same."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
+    if Path(cache_dir()).name != instructions:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_dir()) / instructions)
 
 
 def _operator() -> LinearOperator | None:

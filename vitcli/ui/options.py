@@ -335,8 +335,8 @@ EngineOption = Annotated[
         "--engine",
         metavar="|".join([*ENGINES, AUTO]),
         help="How to run the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
-        "Runtime (extra onnx), the checkpoint's own library (extra reference); auto measures and "
-        "remembers.",
+        "Runtime (extra onnx), OpenVINO (extra openvino), the checkpoint's own library (extra "
+        "reference); auto measures and remembers.",
         show_default="onednn if available, else eager",
     ),
 ]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -60,6 +61,15 @@ def test_the_answer_as_a_table_and_as_json(photos: Path, tmp_path: Path) -> None
     assert f"{again['engine']} engine, float32 on cpu" in first.stdout
     (photos / "05.png").unlink()
     run(photos, "--out", f"{tmp_path}/other/", *SMALL)
+
+
+def test_a_faster_type_of_the_processor_is_named_once(photos, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    for dtype in ("float32", "bfloat16"):
+        how = [photos, "--out", tmp_path / dtype, *SMALL, "--device", "cpu", "--dtype", dtype]
+        said = run(*how, code=1).stderr
+        assert said.count("bfloat16 units (AMX): --dtype bfloat16") == (dtype == "float32")
 
 
 def test_kinds_of_inputs_make_a_job(photos: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_cannot_be_exported(arguments: list[str], message: str) -> None:
 
 
 def test_an_operator_set_that_torch_cannot_write_is_one_line(tmp_path: Path, monkeypatch) -> None:
-    from vitcli.engines import onnx_runtime as export
+    from vitcli.engines import onnx_graph as export
 
     def refuses(*_: object, **__: object) -> None:
         raise RuntimeError("no operator\nsecond line")

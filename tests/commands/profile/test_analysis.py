@@ -312,11 +312,12 @@ def test_dtypes_that_overflow_are_holes(tiny):
 def test_an_engine_that_is_prepared_and_slower_all_the_same_is_told() -> None:
     def compared(batch: int, low: float, high: float, dtype: str = "float32") -> Comparison:
         ratio = WallTime((low + high) / 2, low, high)
-        return Comparison(batch, "compile", "eager", ratio, dtype, "float32")
+        return Comparison(batch, "compile", "eager", ratio, dtype, dtype)
 
     rows = [compared(1, 1.1, 1.3), compared(8, 0.8, 0.9), compared(64, 0.9, 1.1)]
-    (words,) = slower_words([*rows, compared(8, 0.5, 0.6, "bfloat16")])
-    assert words.startswith("compile is slower than eager at batch 8 (0.85 times): ")
+    first, second = slower_words([*rows, compared(8, 0.5, 0.7, "bfloat16")])
+    assert first.startswith("compile is slower than eager in float32 at batch 8 (0.85 times): ")
+    assert second.startswith("compile is slower than eager in bfloat16 at batch 8 (0.60 times): ")
     assert not [*slower_words(rows[:1])]
 
 

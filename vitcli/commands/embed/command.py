@@ -204,6 +204,8 @@ def embed(
         with status("measuring the engines"):
             choice = loaded.choose_engine(batch)
         note(choice)
+    if loaded.faster_way:
+        note(loaded.faster_way)
     with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
         result = analysis.embed(
             loaded,

@@ -103,7 +103,7 @@ class FolderResult(Result):
 
     model: ModelInfo
     engine: str
-    """What ran the encoder: eager, compile or onnx."""
+    """The engine that ran the encoder."""
     out: str
     format: str
     kind: str

@@ -14,7 +14,7 @@ from vitcli.checkpoints.load import WEIGHTS_FILE, digest, save_snapshot
 from vitcli.commands.profile.measure import random_images
 from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
-from vitcli.engines.onnx_runtime import build_graph, open_session, require, write_onnx
+from vitcli.engines.onnx_graph import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
 from vitcli.files import check_output
 from vitcli.loading import as_model
@@ -113,7 +113,7 @@ def export(
     errors: list[float] = []
 
     def check(written: Path) -> None:
-        session = open_session(written, graph.names, model.device)
+        session = open_session(written, graph.names, images)
         engine = Engine("onnx", lambda images: graph.read(session(images)), runtime.__version__)
         errors.extend(largest_error(engine, model.encoder, images[:n]) for n in CHECKED_BATCHES)
         if not largest(errors) <= TOLERANCE:

@@ -111,7 +111,7 @@ def profile(
     words = [
         verdict(model.config.encoder, model.input_size, runs),
         *dtype_words(session.comparisons, faithful),
-        *slower_words(session.comparisons),
+        *slower_words(session.beside_plain),
         *map(fit_words, fits),
     ]
     return ProfileResult(
@@ -222,23 +222,26 @@ def dtype_words(comparisons: Sequence[Comparison], faithful: Sequence[Fidelity])
         yield f"{name}{fast} smallest cosine of a {what} to float32 {far:.5f} on {count}."
 
 
+WHY_SLOWER = {
+    "compile": "the matrix products take most of the time, and it gains only between them",
+    "onnx": "it multiplies by kernels of its own",
+    "openvino": "it multiplies by kernels of its own",
+}
+
+
 def slower_words(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """A sentence per engine that costs preparation and is slower all the same, in one dtype.
+    """A sentence per engine and dtype that costs preparation and is slower all the same.
 
     Slower is a ratio below 1 in the 90th percentile of the paired steps.
     """
-    for name in ("compile", "onnx"):
-        slower = [
-            c
-            for c in comparisons
-            if c.engine == name and c.dtype == c.baseline_dtype and c.speed_ratio.p90 < 1
-        ]
-        if slower:
-            each = ", ".join(f"{c.batch} ({c.speed_ratio.median:.2f} times)" for c in slower)
-            yield (
-                f"{name} is slower than {slower[0].baseline} at batch {each}: the matrix products "
-                "take most of the time, and it gains only between them."
-            )
+    slower = [c for c in comparisons if c.engine in WHY_SLOWER and c.speed_ratio.p90 < 1]
+    for name, dtype in dict.fromkeys((c.engine, c.dtype) for c in slower):
+        rows = [c for c in slower if (c.engine, c.dtype) == (name, dtype)]
+        each = ", ".join(f"{c.batch} ({c.speed_ratio.median:.2f} times)" for c in rows)
+        yield (
+            f"{name} is slower than {rows[0].baseline} in {dtype} at batch {each}: "
+            f"{WHY_SLOWER[name]}."
+        )
 
 
 def largest_batches(

@@ -117,6 +117,8 @@ class Session:
         rows, columns = model.config.encoder.grid_at(model.input_size)
         self.tokens = model.encoder.prefix_tokens + rows * columns
         self.comparisons: list[Comparison] = []
+        self.beside_plain: list[Comparison] = []
+        """Each with the first engine of its dtype that needs no preparation."""
         self._peaks: dict[int, int] = {}
         self._trace = settings.trace
         self._progress = progress
@@ -160,12 +162,12 @@ class Session:
         for key in alive:
             run = self._figures(runs[key], times[key], yards[key[1]].gflops)
             runs[key] = self._recorded(run, steps[key])
-            if key != alive[0]:
-                ratios = [a / b for a, b in zip(times[alive[0]], times[key], strict=True)]
-                name, baseline = key[0], alive[0][0]
-                self.comparisons.append(
-                    Comparison(run.batch, name, baseline, spread(ratios), key[1], alive[0][1])
-                )
+            plain = [k for k in alive if k[1] == key[1] and ENGINES[k[0]].hooks]
+            for base, kept in ((alive[:1], self.comparisons), (plain[:1], self.beside_plain)):
+                for name, dtype in base if key not in base else ():
+                    pairs = zip(times[name, dtype], times[key], strict=True)
+                    ratio = spread([theirs / ours for theirs, ours in pairs])
+                    kept.append(Comparison(run.batch, key[0], name, ratio, key[1], dtype))
         return list(runs.values())
 
     def _step(self, way: Way, images: Tensor) -> Callable[[], object]:

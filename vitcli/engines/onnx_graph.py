@@ -1,8 +1,9 @@
-"""ONNX Runtime on the exported graph."""
+"""The exported graph, run by ONNX Runtime or OpenVINO."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import logging
@@ -33,7 +34,9 @@ def prepare_onnx(
     Raises:
         VitcliError: the extra `onnx` is missing, or an encoder that cannot be exported.
     """
-    return _prepare("onnx", encoder, images, layers, "ONNX Runtime, exported graph")
+    (runtime,) = require("onnxruntime")
+    note = "ONNX Runtime, exported graph"
+    return _prepare("onnx", runtime, open_session, encoder, images, layers, note)
 
 
 def prepare_int8(
@@ -46,7 +49,29 @@ def prepare_int8(
     Raises:
         VitcliError: as `prepare_onnx`.
     """
-    return _prepare("int8", encoder, images, layers, "linear maps in 8-bit integers", _quantize)
+    (runtime,) = require("onnxruntime")
+    note = "linear maps in 8-bit integers"
+    return _prepare("int8", runtime, open_session, encoder, images, layers, note, _quantize)
+
+
+def prepare_openvino(
+    encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
+) -> Engine:
+    """The same graph in OpenVINO, which computes in the dtype of `images`.
+
+    Raises:
+        VitcliError: the extra `openvino` is missing, a processor without bfloat16 units, or an
+            encoder that cannot be exported.
+    """
+    (openvino,) = require("openvino", extra="openvino")
+    if images.dtype == torch.bfloat16:
+        if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise VitcliError(
+                "--engine openvino: this processor has no bfloat16 units", "--dtype float32"
+            )
+        encoder = copy.deepcopy(encoder).float()  # OpenVINO rounds to the same values again
+    note = "OpenVINO, exported graph"
+    return _prepare("openvino", openvino, _open_openvino, encoder, images, layers, note)
 
 
 def _quantize(path: Path) -> None:
@@ -66,38 +91,42 @@ def _quantize(path: Path) -> None:
 
 def _prepare(
     name: str,
+    library: ModuleType,
+    open_graph: Callable[[Path, Sequence[str], Tensor], Session],
     encoder: VisionEncoder,
     images: Tensor,
     layers: bool,
     note: str,
     change: Callable[[Path], None] = lambda path: None,
 ) -> Engine:
-    (onnxruntime,) = require("onnxruntime")
     start = time.perf_counter()
-    graph = build_graph(encoder, images, layers)
+    example = images.to(next(encoder.parameters()).dtype)
+    graph = build_graph(encoder, example, layers)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "encoder.onnx"
-        write_onnx(graph, images, path)
+        write_onnx(graph, example, path)
         change(path)
-        session = open_session(path, graph.names, images.device)
+        session = open_graph(path, graph.names, images)
+    del graph.encoder  # its weights are the session's now
 
     def run(images: Tensor) -> Layers:
         return graph.read(session(images))
 
-    return Engine(name, run, onnxruntime.__version__, time.perf_counter() - start, note)
+    return Engine(name, run, library.__version__, time.perf_counter() - start, note)
 
 
-def open_session(path: Path, names: Sequence[str], device: torch.device) -> Session:
-    """Images to the named outputs, with as many threads as torch uses.
+def open_session(path: Path, names: Sequence[str], images: Tensor) -> Session:
+    """Images to the named outputs on the same device, with as many threads as torch uses.
 
     Raises:
         VitcliError: the device has no execution provider here.
     """
     (runtime,) = require("onnxruntime")
-    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(device.type)
+    device = images.device.type
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(device)
     if provider not in runtime.get_available_providers():
         raise VitcliError(
-            f"--engine onnx: this onnxruntime cannot run on {device.type}",
+            f"--engine onnx: this onnxruntime cannot run on {device}",
             "--device cpu, or install onnxruntime-gpu",
         )
     options = runtime.SessionOptions()
@@ -112,13 +141,31 @@ def open_session(path: Path, names: Sequence[str], device: torch.device) -> Sess
     return run
 
 
+def _open_openvino(path: Path, names: Sequence[str], images: Tensor) -> Session:
+    """The outputs in the order of the graph, which is that of `names`, as `open_session`."""
+    (openvino,) = require("openvino", extra="openvino")
+    settings = {
+        "INFERENCE_PRECISION_HINT": "bf16" if images.dtype == torch.bfloat16 else "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",  # one call at a time, with all threads
+        "ENABLE_CPU_PINNING": False,  # two processes would be held to the same cores
+    }
+    compiled = openvino.Core().compile_model(path, "CPU", settings)
+
+    def run(images: Tensor) -> list[Tensor]:
+        arrays = compiled([images.detach().float().contiguous().numpy()]).to_tuple()
+        return [torch.from_numpy(array).to(images.dtype) for array in arrays]
+
+    return run
+
+
 INPUT = "images"
 LARGEST_SINGLE_FILE = 2**31 - 2**24
 """A protobuf file ends at 2 GiB: above this, weights go to a file beside it."""
 
 
-def require(*modules: str) -> list[ModuleType]:
-    """The modules of the extra `onnx`.
+def require(*modules: str, extra: str = "onnx") -> list[ModuleType]:
+    """The modules of an extra.
 
     Raises:
         VitcliError: one of them is not installed.
@@ -127,7 +174,7 @@ def require(*modules: str) -> list[ModuleType]:
         return [importlib.import_module(name) for name in modules]
     except ImportError as error:
         raise VitcliError(
-            f"ONNX needs {error.name}, which is not installed", install_extra("onnx")
+            f"{extra}: needs {error.name}, which is not installed", install_extra(extra)
         ) from error
 
 
