@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--size", default="500x375", help="width x height in pixels")
     parser.add_argument("--format", default="jpg", choices=("jpg", "png"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=30.0, help="no round that would end later")
     parser.add_argument("--loader-workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--own-workers", type=int, nargs="+", default=[])
     parser.add_argument("--own-threads", type=int, nargs="+", default=[])
@@ -118,11 +119,15 @@ def main() -> None:
             arguments = [str(images), str(table), asked.timm, str(workers), str(asked.batch)]
             ways[f"script, {workers} workers"] = [sys.executable, "-c", SCRIPT, *arguments], None
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        for _ in range(asked.rounds):
+        begin, rounds = time.perf_counter(), 0
+        while rounds < asked.rounds and (time.perf_counter() - begin) * (rounds + 1) <= (
+            60 * asked.minutes * max(rounds, 1)
+        ):
             for way, (command, limit) in ways.items():
                 times[way].append(seconds(command, limit))
                 shutil.rmtree(out, ignore_errors=True)
-    print(f"{asked.preset}, {asked.images} {asked.format} of {asked.size}, {asked.rounds} rounds")
+            rounds += 1
+    print(f"{asked.preset}, {asked.images} {asked.format} of {asked.size}, {rounds} rounds")
     for way, measured in times.items():
         wall, used = (statistics.median(values) for values in zip(*measured, strict=True))
         spread = f"{min(measured)[0]:.1f} to {max(measured)[0]:.1f}"
@@ -132,9 +137,9 @@ def main() -> None:
     for begin, what in others.items():
         rest = [values for way, values in times.items() if way.startswith(begin) and way != OWN]
         for number, kind in enumerate(("wall time", "processor time")):
-            rounds = zip(times[OWN], *rest, strict=True)
+            pairs = zip(times[OWN], *rest, strict=True)
             ratios = [
-                min(t[number] for t in theirs) / mine[number] for mine, *theirs in rounds if theirs
+                min(t[number] for t in theirs) / mine[number] for mine, *theirs in pairs if theirs
             ]
             if ratios:
                 print(

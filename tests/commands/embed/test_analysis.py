@@ -418,11 +418,20 @@ def test_the_size_of_patch_grids_is_said_before_they_are_made(
     assert grids.dtype == np.float16 and grids.shape == (15, 2, 3, 24)
 
 
+def test_shapes_cost_one_pass_over_zeros(model: Model, folder: Path, tmp_path: Path) -> None:
+    sizes: list[int] = []
+    hook = model.encoder.register_forward_hook(lambda _, given, out: sizes.append(len(given[0])))
+    options = FolderOptions(workers=1, batch=16)
+    encode_folder(REQUEST, model, Listing((str(folder),)), tmp_path / "out", options)
+    hook.remove()
+    assert sizes == [1, 15]
+
+
 def test_a_part_of_large_rows_has_fewer_of_them(model: Model, monkeypatch: Any) -> None:
     monkeypatch.setattr(encoder, "PART_BYTES", 10 * 6 * 24 * 4)  # ten grids of 2 x 3 patches
-    assert encoder.checked(model, FolderOptions(kind="patch", batch=4)).part_rows == 8
-    assert encoder.checked(model, FolderOptions(kind="patch", batch=16)).part_rows == 16
-    assert encoder.checked(model, FolderOptions(batch=4)).part_rows == 60
+    assert encoder.checked(model, FolderOptions(kind="patch", batch=4))[0].part_rows == 8
+    assert encoder.checked(model, FolderOptions(kind="patch", batch=16))[0].part_rows == 16
+    assert encoder.checked(model, FolderOptions(batch=4))[0].part_rows == 60
 
 
 def test_images_of_one_size_share_a_pass_where_sizes_differ(

@@ -18,7 +18,7 @@ import torch
 
 from vitcli import __version__
 from vitcli.checkpoints.load import weights_digest
-from vitcli.commands.embed.encoder import PartEncoder, array_shapes, checked, failure, row_bytes
+from vitcli.commands.embed.encoder import Column, PartEncoder, checked, failure, row_bytes
 from vitcli.commands.embed.inputs import Listing, write_inputs
 from vitcli.commands.embed.job import (
     Job,
@@ -187,10 +187,9 @@ def encode_folder(
     """
     start = time.perf_counter()
     check_format(options.format, options.vector_dtype)
-    options = checked(model, options)
-    shapes = array_shapes(model, options)
+    options, arrays = checked(model, options)
     with only_writer(out, shared=options.shard[1] > 1), _threads() as before:
-        job = begin_job(request, model, listing, out, options, shapes, before, progress.line)
+        job = begin_job(request, model, listing, out, options, arrays, before, progress.line)
         torch.set_num_threads(job.threads)
         numbers = range(options.shard[0] - 1, job.inputs.parts, options.shard[1])
         share = Share(sum(map(job.inputs.rows_of, numbers)), progress)
@@ -206,6 +205,7 @@ def encode_folder(
                 share.encoded += len(rows)
                 share.report()
     wall = time.perf_counter() - start
+    shapes = {name: tuple(shape) for name, _, shape in arrays}
     columns = tuple(
         VectorColumn(name, kind, layer, shapes[name])
         for name, (kind, layer) in options.columns.items()
@@ -252,7 +252,7 @@ def begin_job(
     listing: Listing,
     out: Path,
     options: FolderOptions,
-    shapes: dict[str, tuple[int, ...]],
+    arrays: Sequence[Column],
     threads: int,
     say: Callable[[str], None],
 ) -> Job:
@@ -276,12 +276,12 @@ def begin_job(
         raise VitcliError(f"no images in {', '.join(map(printable, listing.inputs))}", hint)
     if line := seen.line():
         say(line)
-    total = inputs.count * row_bytes(model, options)
-    if total >= _LARGE_BYTES or any(len(shape) > 1 for shape in shapes.values()):
+    total = inputs.count * row_bytes(arrays)
+    if total >= _LARGE_BYTES or any(len(shape) > 1 for _, _, shape in arrays):
         half = "" if options.vector_dtype == "float16" else "; --vector-dtype float16 halves it"
         say(f"{inputs.count:,} images give about {total / 2**30:,.2f} GiB of vectors{half}")
     root = str(Path(listing.root or ".").resolve())
-    identity = settings(model, options, shapes)
+    identity = settings(model, options, arrays)
     return begin(out, inputs, identity, root, threads, remembered(request))
 
 
@@ -318,9 +318,7 @@ class SeenFolders:
         return f"folders: {'; '.join(facts)}"
 
 
-def settings(
-    model: Model, options: FolderOptions, shapes: dict[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def settings(model: Model, options: FolderOptions, arrays: Sequence[Column]) -> dict[str, Any]:
     """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
     chosen = {
         "version": __version__,
@@ -333,10 +331,7 @@ def settings(
         "dtype": str(model.dtype).removeprefix("torch."),
         "engine": model.engine,
         **{key: asdict(options)[key] for key in IDENTITY},
-        "columns": [
-            [name, options.vector_dtype if name in options.columns else "float32", shape]
-            for name, shape in shapes.items()
-        ],
+        "columns": arrays,
     }
     plain: dict[str, Any] = json.loads(json.dumps(chosen))
     return plain
@@ -394,7 +389,7 @@ def encode_parts(
     workers = min(options.workers or available_cpus(), todo)
     with decode_pool(model, options, workers) as pool:
         decoded = pool.decode(chain.from_iterable(_to_decode(job, parts)))
-        encoder = PartEncoder(model, options, share.report)
+        encoder = PartEncoder(model, options, job.settings["columns"], share.report)
         for part, partly in parts:
             yield part, encoder.encode(partial_rows(job, part, partly), decoded)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,8 @@ _TOKENS_PER_IMAGE = 256
 """A ViT-B/16 at 256 px: `batch` images of it are what a pass over images of any size may hold."""
 _WAITING_BYTES = 2**28
 """Pixels of images that wait for others of their size."""
+Column = tuple[str, str, Sequence[int]]
+"""An array of a part: its name, dtype, and shape of one image."""
 Report = Callable[[int, Counter[str]], None]
 """Called with (rows of this part done, its failures by code)."""
 
@@ -87,16 +89,17 @@ class _Group:
 class PartEncoder:
     """Fills the rows of a part that are not `ok` yet, batch by batch."""
 
-    def __init__(self, model: Model, options: FolderOptions, report: Report) -> None:
+    def __init__(
+        self, model: Model, options: FolderOptions, columns: Sequence[Column], report: Report
+    ) -> None:
         self.model = model
         self.options = options
+        self.columns = columns
         self.report = report
-        self.shapes = array_shapes(model, options)
 
     def encode(self, rows: Rows, decoded: Iterator[Decoded]) -> Rows:
         """Rows whose status is not `ok` take the next of `decoded` each; the rest stays."""
-        for name, shape in self.shapes.items():
-            dtype = self.options.vector_dtype if name in self.options.columns else "float32"
+        for name, dtype, shape in self.columns:
             if name not in rows.arrays:
                 rows.arrays[name] = np.full((len(rows), *shape), np.nan, dtype)
             elif not rows.arrays[name].flags.writeable:
@@ -272,8 +275,10 @@ def forward(
     return values
 
 
-def checked(model: Model, options: FolderOptions) -> FolderOptions:
-    """The options with layers from 0 and rows per part that fit, before any image is read.
+def checked(model: Model, options: FolderOptions) -> tuple[FolderOptions, list[Column]]:
+    """The options with layers from 0 and rows per part that fit, and a part's arrays.
+
+    Nothing but a pass over zeros is made, before any image is read.
 
     Raises:
         VitcliError: kinds or layers that this encoder cannot give, or that fit no format.
@@ -307,25 +312,17 @@ def checked(model: Model, options: FolderOptions) -> FolderOptions:
         raise VitcliError(
             f"{what}: a .npy file holds vectors alone, of one kind", "--format parquet"
         )
-    fits = PART_BYTES // max(1, row_bytes(model, options))
+    zeros = torch.zeros(1, 3, *model.input_size, device=model.device)
+    plain = replace(model, asked_engine="eager")
+    columns: list[Column] = [
+        (name, options.vector_dtype if name in options.columns else "float32", array.shape[1:])
+        for name, array in forward(plain, zeros, options.columns, options.norms)().items()
+    ]
+    fits = PART_BYTES // max(1, row_bytes(columns))
     whole = max(1, fits // options.batch) * options.batch
-    return replace(options, part_rows=min(options.part_rows, whole))
+    return replace(options, part_rows=min(options.part_rows, whole)), columns
 
 
-def row_bytes(model: Model, options: FolderOptions) -> int:
+def row_bytes(columns: Sequence[Column]) -> int:
     """Bytes of the arrays of one row."""
-    size = np.dtype(options.vector_dtype).itemsize
-    shapes = array_shapes(model, options)
-    return sum(
-        math.prod(shape) * (size if name in options.columns else 4)
-        for name, shape in shapes.items()
-    )
-
-
-def array_shapes(model: Model, options: FolderOptions) -> dict[str, tuple[int, ...]]:
-    """The arrays of a part and their shapes of one image, from a pass of nothing."""
-    nothing = torch.zeros(1, 3, *model.input_size, device=model.device)
-    values = forward(
-        replace(model, asked_engine="eager"), nothing, options.columns, options.norms
-    )()
-    return {name: array.shape[1:] for name, array in values.items()}
+    return sum(math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in columns)

@@ -33,13 +33,17 @@ class PartActor:
     """One encoder and its decoding processes, on one GPU or one group of cores."""
 
     def __init__(
-        self, request: dict[str, Any], options: FolderOptions, threads: int, digest: str
+        self,
+        request: dict[str, Any],
+        options: FolderOptions,
+        threads: int,
+        settings: dict[str, Any],
     ) -> None:
         torch.set_num_threads(threads)
         model = load_model(recalled(request), by_library=True)
-        if weights_digest(model.encoder) != digest:
+        if weights_digest(model.encoder) != settings["weights_sha256"]:
             raise ValueError(f"{model.weights}: other weights on this machine")
-        self.encoder = PartEncoder(model, options, _quiet)
+        self.encoder = PartEncoder(model, options, settings["columns"], _quiet)
         self.pool = decode_pool(model, options, options.workers or threads)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def _spread(
     work = [{"part": part, "work": _packed(job, part, retry)} for part, retry in parts]
     dataset = ray.data.from_items(work, override_num_blocks=len(work)).map(
         PartActor,
-        fn_constructor_args=(same, sent, job.threads, job.settings["weights_sha256"]),
+        fn_constructor_args=(same, sent, job.threads, job.settings),
         compute=ray.data.ActorPoolStrategy(size=max(1, min(places, len(parts)))),
         **needs,
     )
