@@ -109,26 +109,21 @@ def test_compile_agrees_and_its_graph_is_kept_for_the_next_process():
 
 COMPILED = """
 import torch
-from tests.conftest import tiny_encoder
-from vitcli.engines.engine import largest_error, prepare_engine
-encoder, images = tiny_encoder(depth=1).float(), torch.randn(1, 3, 24, 32)
-print(largest_error(prepare_engine("compile", encoder, images), encoder, images))
+from tests.engines.test_engines import VARIANTS, check
+check("compile", VARIANTS[1], batches=(2,))
 """
 
 
-def test_graphs_kept_for_wider_instructions_are_not_taken_for_narrower_ones(tmp_path):
-    """As where a user's cache is shared by two machines, or ATEN_CPU_CAPABILITY changes."""
-    for narrower in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
-        variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(HERE)}
-        done = subprocess.run(
-            [sys.executable, "-c", COMPILED],
-            env={**os.environ, **variables, **narrower},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout) < 1e-5
-    assert len([*tmp_path.iterdir()]) in (1, 2)  # one on a processor without wider instructions
+def test_graphs_kept_for_other_vector_instructions_are_left_alone():
+    """The cache is that of the test above, on a processor with wider instructions than these."""
+    narrow = {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env={**os.environ, **narrow},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_largest_error_sees_a_wrong_engine():

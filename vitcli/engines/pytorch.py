@@ -104,8 +104,9 @@ def prepare_compile(
         for size in sorted({min(batch, 2) for batch in batches}):
             run(images[:1].expand(size, -1, -1, -1).contiguous())
     except Exception as error:  # whatever the compiler chain raises: its causes are the machine's
+        cause = getattr(error, "inner_exception", error)  # torch's own only says which backend
         raise VitcliError(
-            f"--engine compile: {type(error).__name__}: {error}".splitlines()[0],
+            f"--engine compile: {type(cause).__name__}: {cause}".splitlines()[0],
             "--engine eager (torch.compile needs a C++ compiler on the CPU)",
             exit_code=1,
         ) from error
