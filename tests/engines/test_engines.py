@@ -100,6 +100,7 @@ def test_eight_bits_are_near_and_not_the_same():
             assert ours.shape == theirs.shape and not torch.allclose(ours, theirs, rtol=1e-4)
 
 
+@pytest.mark.timeout(1200)  # a compiler runs, beside whatever else does
 def test_compile_agrees_and_its_graph_is_kept_for_the_next_process():
     counters["inductor"].clear()
     check("compile", VARIANTS[1], batches=(2, 3))  # one compilation; a batch of 1 is another
@@ -108,12 +109,12 @@ def test_compile_agrees_and_its_graph_is_kept_for_the_next_process():
 
 
 COMPILED = """
-import torch
 from tests.engines.test_engines import VARIANTS, check
 check("compile", VARIANTS[1], batches=(2,))
 """
 
 
+@pytest.mark.timeout(1200)  # a compiler runs, beside whatever else does
 def test_graphs_kept_for_other_vector_instructions_are_left_alone():
     """The cache is that of the test above, on a processor with wider instructions than these."""
     narrow = {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(HERE)}
