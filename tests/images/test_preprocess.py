@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from vitcli.commands.encode.analysis import describe
 from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images import preprocess as module
 from vitcli.images.decode import ImageError
-from vitcli.images.preprocess import describe, levels, normalize, plan, preprocess
+from vitcli.images.preprocess import levels, normalize, plan, preprocess
 from vitcli.images.shapes import synthetic_image
 
 

@@ -33,8 +33,6 @@ _MAX_ASPECT = 200
 """Qwen2-VL refuses a longer side above this many times the shorter."""
 _MAX_RESIZED_PIXELS = 2**26
 """Above this a resized image is not made whole: only what the crop keeps of it is."""
-
-
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels of a picture."""
 
@@ -416,117 +414,6 @@ def _offset(margin: int, rounding: str) -> int:
     if rounding == "floor":
         return margin // 2  # transformers, also for negative margins
     return round(margin / 2) if margin >= 0 else -(-margin // 2)
-
-
-def describe(config: PreprocessConfig, width: int, height: int) -> str:
-    """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
-    steps = plan(config, width, height)
-    if config.fit:
-        return "; ".join([_describe_fit(config, steps), _describe_scale(config)])
-    resize = {
-        "none": "not resized",
-        "squash": f"squashed to {_wxh(steps.resized)}",
-        "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
-        "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
-        "patches": f"to {config.max_patches} patches of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "bounded": f"to sides of {config.shortest_edge} to {config.longest_edge} px: "
-        f"{_wxh(steps.resized)}",
-        "within": f"within {config.longest_edge} px, up to multiples of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "tile": " then ".join(
-            f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)
-        ),
-        "longest": f"longer side to {config.longest_edge}: {_wxh(steps.resized)}",
-        "shrink": f"to at most {config.max_patches} patches of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "area": f"to {config.max_pixels} px in multiples of {config.multiple}: "
-        f"{_wxh(steps.resized)}",
-        "closest": f"one side as of {_wxh(config.resize_size or (0, 0))}, to multiples of "
-        f"{config.multiple} px: {_wxh(steps.resized)}",
-        "canvas": f"resized to {_wxh(steps.resized)}",
-    }[config.resize]
-    if steps.square:
-        height, width, side = steps.square
-        resize = f"{width}x{height} in the middle of {side}x{side}; {resize}"
-    if config.resize != "none" or steps.square:
-        resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
-    facts = [resize]
-    if steps.crop is not None:
-        top, left = steps.offset
-        black = ", black around" * steps.padded
-        filled = config.crop_size is None
-        facts.append(
-            f"filled up with black to {_wxh(steps.crop)}"
-            if filled
-            else f"center {_wxh(steps.crop)} at x {left}, y {top}{black}"
-        )
-    return "; ".join([*facts, _describe_scale(config)])
-
-
-def _describe_fit(config: PreprocessConfig, steps: Plan) -> str:
-    how = f"({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
-    if steps.part:
-        left, top, right, bottom = (f"{side:.6g}" for side in steps.part)
-        return (
-            f"fit crop: x {left} to {right}, y {top} to {bottom} resized to "
-            f"{_wxh(steps.output)} {how}"
-        )
-    if steps.padded:
-        sizes = f"{_wxh(steps.resized)} {how} in the middle of {_wxh(steps.output)}"
-        return f"fit whole: resized to {sizes}"
-    return f"fit {config.fit}: resized to {_wxh(steps.output)} {how}"
-
-
-def _describe_scale(config: PreprocessConfig) -> str:
-    mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
-    return f"mean {mean}, std {std}"
-
-
-def _shortest_target(config: PreprocessConfig) -> str:
-    h, w = config.resize_size or (0, 0)
-    return f"shorter side to {h}" if h == w else f"to cover {w}x{h}"
-
-
-def _wxh(size: tuple[int, int]) -> str:
-    return f"{size[1]}x{size[0]}"
-
-
-@dataclass(frozen=True)
-class MapPanel:
-    title: str
-    values: tuple[tuple[float, ...], ...]
-    """A value for each patch, by rows."""
-
-
-@dataclass(frozen=True)
-class MapSheet:
-    """Attention maps of one image by one block of one encoder."""
-
-    image: int
-    """Which picture of the figure the maps belong to."""
-    title: str
-    box: Box
-    """What the patch grid covers of the picture."""
-    query_box: Box | None
-    """The query's own patch, where it is one."""
-    panels: tuple[MapPanel, ...]
-    margin: tuple[int, int, int] = (0, 0, 0)
-    """The color where `box` reaches over the picture's edges."""
-
-
-@dataclass(frozen=True)
-class FeatureSheet:
-    """The patch features of one image as colors, and their cosine to one patch."""
-
-    image: int
-    title: str
-    box: Box
-    colors: tuple[tuple[tuple[float, float, float], ...], ...]
-    """Red, green and blue in [0, 1] for each patch, by rows: the principal components."""
-    cosines: tuple[tuple[float, ...], ...] | None
-    query_box: Box | None
-    """The chosen patch, on the picture that holds it."""
 
 
 def grid_box(

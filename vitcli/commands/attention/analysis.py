@@ -18,6 +18,8 @@ from vitcli.commands.attention.result import (
     EncoderAttention,
     HeadAttention,
     LayerAttention,
+    MapPanel,
+    MapSheet,
     SeenImage,
 )
 from vitcli.commands.attention.weights import (
@@ -34,7 +36,7 @@ from vitcli.commands.attention.weights import (
 )
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import MapPanel, MapSheet, grid_box, margin_color, patch_box
+from vitcli.images.preprocess import grid_box, margin_color, patch_box
 from vitcli.loading import as_model, load_model
 from vitcli.measures import CONFIDENCE, mean_interval
 from vitcli.model import Model, Prepared, image_batches, stacked

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vitcli.results import FailedImage, Result
+
+if TYPE_CHECKING:
+    from vitcli.images.preprocess import Box
 
 
 @dataclass(frozen=True)
@@ -118,3 +121,26 @@ class AttentionResult(Result):
     verdict_code: str = ""
     """one encoder, identical, one image, one seed, distinguished, cannot be distinguished,
     undefined or no image."""
+
+
+@dataclass(frozen=True)
+class MapPanel:
+    title: str
+    values: tuple[tuple[float, ...], ...]
+    """A value for each patch, by rows."""
+
+
+@dataclass(frozen=True)
+class MapSheet:
+    """Attention maps of one image by one block of one encoder."""
+
+    image: int
+    """Which picture of the figure the maps belong to."""
+    title: str
+    box: Box
+    """What the patch grid covers of the picture."""
+    query_box: Box | None
+    """The query's own patch, where it is one."""
+    panels: tuple[MapPanel, ...]
+    margin: tuple[int, int, int] = (0, 0, 0)
+    """The color where `box` reaches over the picture's edges."""

@@ -16,8 +16,9 @@ from vitcli.commands.attention.result import (
     EncoderAttention,
     HeadAttention,
     LayerAttention,
+    MapSheet,
 )
-from vitcli.images.preprocess import Box, MapSheet
+from vitcli.images.preprocess import Box
 from vitcli.ui.console import fitted, plural, table
 from vitcli.ui.figures import (
     PAGE,

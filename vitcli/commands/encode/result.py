@@ -18,6 +18,8 @@ from vitcli.results import FailedImage, ModelInfo, Result
 if TYPE_CHECKING:
     import numpy as np
 
+    from vitcli.images.preprocess import Box
+
 
 @dataclass(frozen=True)
 class LayerNorms:
@@ -150,3 +152,17 @@ def write_vectors(
             }
             file.write(safetensors.numpy.save(contiguous, metadata))
     return written
+
+
+@dataclass(frozen=True)
+class FeatureSheet:
+    """The patch features of one image as colors, and their cosine to one patch."""
+
+    image: int
+    title: str
+    box: Box
+    colors: tuple[tuple[tuple[float, float, float], ...], ...]
+    """Red, green and blue in [0, 1] for each patch, by rows: the principal components."""
+    cosines: tuple[tuple[float, ...], ...] | None
+    query_box: Box | None
+    """The chosen patch, on the picture that holds it."""

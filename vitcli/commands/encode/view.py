@@ -10,8 +10,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.commands.encode.result import EncodedImage, EncodeResult, LayerNorms
-from vitcli.images.preprocess import FeatureSheet
+from vitcli.commands.encode.result import EncodedImage, EncodeResult, FeatureSheet, LayerNorms
 from vitcli.ui.console import plural, short, table
 from vitcli.ui.figures import (
     PAGE,
