@@ -20,7 +20,7 @@ from tests.commands.sources import SMALL
 from vitcli.cli import app
 from vitcli.commands.catalog.analysis import families, presets
 from vitcli.results import csv_text
-from vitcli.ui.console import FORMATS, show, table, to_latex, to_markdown
+from vitcli.ui.console import FORMATS, as_text, fitted, show, table, to_latex, to_markdown
 
 MODELS = ("params", "--preset", "vit-b16", "--preset", "vit-ti16")
 
@@ -108,6 +108,11 @@ def test_latex_is_booktabs_with_special_characters_escaped() -> None:
 def test_the_tables_of_every_command_compile(tmp_path: Path) -> None:
     photo = str(tmp_path / "a_photo 100% & more.png")
     Image.new("RGB", (40, 24), "teal").save(photo)
+    for number in range(12):
+        place = tmp_path / "photos" / ("a_b", "c&d")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (20 * number, 9, 200 * (number % 2))).save(place / f"{number}.png")
+    photos, vectors = str(tmp_path / "photos"), str(tmp_path / "vectors")
     tiny = ("--preset", "vit-ti16", *SMALL)
     other = ("--set-b", "encoder.registers=2")
     commands: list[tuple[str, ...]] = [
@@ -122,8 +127,14 @@ def test_the_tables_of_every_command_compile(tmp_path: Path) -> None:
         ("grid", photo, *tiny),
         ("explore", photo, *tiny, "--out", str(tmp_path / "page.html")),
         ("profile", *tiny, "--batch", "1", "--runs", "2"),
+        ("embed", photos, *tiny, "--out", vectors, "--workers", "1"),
+        ("neighbors", vectors, "a_b/0.png"),
+        ("probe", vectors, "--k", "2", "--folds", "2"),
     ]
-    printed = [CliRunner().invoke(app, [*command, "--format", "latex"]) for command in commands]
+    printed = []
+    for command in commands:
+        option = "--result-format" if command[0] == "embed" else "--format"
+        printed.append(CliRunner().invoke(app, [*command, option, "latex"]))
     assert [done.stderr for done in printed if done.exit_code] == []
     tables = [done.stdout for done in printed]
     assert [c for c, text in zip(commands, tables, strict=True) if r"\toprule" not in text] == []
@@ -176,7 +187,34 @@ def test_columns_give_way_before_a_cell_is_cut(
     assert max(map(len, plain)) <= columns
     names = {line.split()[0] for line in plain if line.strip()}
     assert {row.name for row in result.presets} <= names
-    assert ("native" in terminal.getvalue()) is (columns == 200)
+    (header,) = [line for line in plain if line.split()[:1] == ["preset"]]
+    assert ("native" in header) is (columns == 200)
+    assert ("no room here for: native, hub id" in terminal.getvalue()) is (columns == 80)
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_tight_table_without_some_columns_keeps_its_cells_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = on_terminal(columns, monkeypatch)
+    grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    words = [f"{name:>10}" for name in ("first", "less", "least", "value", "last")]
+    for name in words:
+        grid.add_column(name.strip(), justify="right")
+    grid.add_row(*(10 * str(place) for place in range(5)))
+    terminal.write("\n".join(as_text([fitted(grid, "least", "less")], columns).splitlines()))
+    assert "…" not in terminal.getvalue()
+    kept = (0, 3, 4) if columns == 40 else (0, 1, 2, 3, 4)
+    assert [str(p) * 10 in terminal.getvalue() for p in range(5)] == [p in kept for p in range(5)]
+
+
+def test_a_table_of_families_without_types_has_no_such_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for columns in (80, 200):
+        terminal = on_terminal(columns, monkeypatch)
+        show(families("timm"), "table")
+        assert "model_t" not in terminal.getvalue() and "timm-eva02" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("columns", [80, 99, 200])

@@ -154,14 +154,23 @@ def table(title: str | None = None, **options: Any) -> Table:
 
 def fitted(grid: Table, *less: str) -> Table:
     """The table without as many of the columns `less`, in this order, as the terminal has no room
-    for; JSON and CSV have them all."""
-    console = stream()
+    for, which are named below it; JSON and CSV have them all."""
+    console, gone = stream(), []
     for header in less:
         options = console.options.update(max_width=10_000)
         if Measurement.get(console, options, grid).maximum <= console.width:
             break
-        grid.columns = [column for column in grid.columns if column.header != header]
+        gone.append(header)
+        remove_column(grid, header)
+    if gone:
+        grid.caption, grid.caption_justify = f"no room here for: {', '.join(gone)}", "left"
     return grid
+
+
+def remove_column(grid: Table, header: str) -> None:
+    grid.columns = [column for column in grid.columns if column.header != header]
+    for place, column in enumerate(grid.columns):
+        column._index = place  # which of them is the last has other padding
 
 
 PLAIN_EVERY_S = 10.0

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from vitcli.ui.completion import complete, complete_presets
-from vitcli.ui.console import exact, fitted, show, stream, table
+from vitcli.ui.console import exact, fitted, remove_column, show, stream, table
 from vitcli.ui.options import Output, grouped
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def families_tables(result: FamiliesResult) -> Iterator[Table]:
     grid = table(**(how if narrow else {}))
     family = max((len(row.name) for row in result.families), default=0)
     names = [name for row in result.families for name in row.model_types]
-    types = 1 + max(map(len, names), default=0)  # and its comma
+    types = max([len("model_type"), *(len(name) + 1 for name in names)])  # and its comma
     grid.add_column("family", no_wrap=True)
     grid.add_column("library")
     grid.add_column("model_type", min_width=types)
@@ -111,5 +111,7 @@ def families_tables(result: FamiliesResult) -> Iterator[Table]:
             library = row.library
         grid.add_row(row.name, row.library, ", ".join(row.model_types), row.verified)
     if narrow:  # the name begins with the library
-        grid.columns = [column for column in grid.columns if column.header != "library"]
+        remove_column(grid, "library")
+    if not names:
+        remove_column(grid, "model_type")
     yield grid

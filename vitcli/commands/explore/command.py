@@ -11,7 +11,7 @@ from rich.table import Table
 
 from vitcli.errors import VitcliError
 from vitcli.files import check_output, data_size
-from vitcli.ui.console import percent, plural, progress, table
+from vitcli.ui.console import fitted, percent, plural, progress, table
 from vitcli.ui.figures import (
     PAGE,
     Plot,
@@ -207,7 +207,7 @@ def grid_tables(result: GridResult) -> Iterator[Table]:
             "all patches" if foreground is None else percent(foreground),
             "" if along is None else percent(along),
         )
-    yield grid
+    yield fitted(grid, "variance along it", "foreground", "layers")
 
 
 @styled

@@ -171,7 +171,7 @@ def _components(runs: list[ProfileRun]) -> Table:
             f"{sum(part.share for part in run.components):.1%}",
         ]
     grid.add_row("total", *totals, f"{sum(part.flop_share for part in runs[0].components):.1%}")
-    return grid
+    return fitted(grid, "share of operations", "share")
 
 
 def _operators(run: ProfileRun) -> Table:
@@ -183,7 +183,7 @@ def _operators(run: ProfileRun) -> Table:
         grid.add_row(
             escape(item.name), f"{item.calls:g}", seconds(item.self_s), f"{item.share:.1%}"
         )
-    return grid
+    return fitted(grid, "calls", "share")
 
 
 def label(result: ProfileResult, run: ProfileRun) -> str:
