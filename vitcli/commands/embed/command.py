@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ from rich.markup import escape
 from vitcli.commands.embed.result import FolderOptions, FolderResult
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
-from vitcli.files import printable
-from vitcli.measures import check_projection
+from vitcli.files import atomic_write, data_size, filled_page, printable
+from vitcli.measures import MOST_POINTS, Plane, check_projection
 from vitcli.ui.console import (
     FORMATS,
     chosen_form,
@@ -29,7 +29,21 @@ from vitcli.ui.console import (
     stream,
     table,
 )
-from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw_plane, plane_figure
+from vitcli.ui.figures import (
+    ABOVE,
+    COLORS,
+    MARKERS,
+    NARROW,
+    PAGES,
+    Plot,
+    across,
+    caption,
+    check_figure_file,
+    draw,
+    ended,
+    new_figure,
+    styled,
+)
 from vitcli.ui.options import (
     BackgroundOption,
     EngineOption,
@@ -304,3 +318,124 @@ def tables(result: FolderResult) -> Iterator[Any]:
         yield f"{escape(printable(example.path))}: {example.code}: {escape(example.error)}"
     if result.failed > len(result.examples):
         yield f"... and {result.failed - len(result.examples):,} more: rows whose status is not ok"
+
+
+MOST_NAMED = 21
+"""Classes that a legend names."""
+
+
+def draw_plane(plane: Plane, plot: Plot, pictures: Callable[[Sequence[str]], list[str]]) -> None:
+    """The vectors in two dimensions in the file asked for, a figure or a page (.html).
+
+    Args:
+        pictures: the images of these names as data URLs, "" where there is none; for a page.
+    """
+    file = plot.plot
+    if file is None or file.suffix.lower() not in PAGES:
+        draw(lambda: plane_figure(plane), plot)
+        return
+    with status("reading the images"):
+        page = plane_page(plane, pictures(plane.names))
+    with atomic_write(file) as out:
+        out.write(page)
+    note(f"wrote {data_size(len(page))} to {file}")
+
+
+def _marks(plane: Plane) -> tuple[dict[str | None, int], Sequence[float]]:
+    """The number of each class, and the numbers of the images where all have one."""
+    numbers = [label for label in plane.labels if isinstance(label, float)]
+    classes = dict.fromkeys(label for label in plane.labels if isinstance(label, str))
+    all_numbers = len(numbers) == len(plane.labels)
+    return {name: i for i, name in enumerate(classes)}, numbers if all_numbers else ()
+
+
+def _marker(place: int) -> int:
+    """Of class `place`: classes of one color have different markers."""
+    return (place + place // 7) % 7
+
+
+def _words(plane: Plane, most: int) -> tuple[str, list[str], str]:
+    """Title, names of the axes, caption; `most` letters of a name."""
+    count = len(plane.points)
+    said = f"{count:,} images"
+    if count < plane.images:
+        spaced = ", evenly spaced" * (plane.images > MOST_POINTS)
+        said = f"{count:,} of {plane.images:,} images{spaced}"
+    shares = [f" ({share:.1%} of the variance)" for share in plane.explained or ()] or ["", ""]
+    kind = "principal component" if plane.by == "pca" else "UMAP axis"
+    axes = [f"{kind} {number}{share}" for number, share in enumerate(shares, start=1)]
+    if plane.by == "umap":
+        said += "; distances between groups mean nothing"
+    return f"{ended(plane.model, most)}, weights: {ended(plane.weights, most)}", axes, said
+
+
+def plane_page(plane: Plane, pictures: Sequence[str]) -> bytes:
+    """The vectors as a page that shows the image under the pointer; one file, no network."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize, to_hex
+
+    classes, numbers = _marks(plane)
+    title, axes, said = _words(plane, 200)
+    places = [classes.get(label) for label in plane.labels]  # type: ignore[arg-type]
+    colors = ["#999999" if place is None else COLORS[place % 7] for place in places]
+    if numbers:
+        shades: Any = colormaps["viridis"](Normalize()(numbers))
+        colors = [to_hex(shade) for shade in shades]
+    spans = [(min(v), (max(v) - min(v)) or 1.0) for v in zip(*plane.points, strict=True)]
+    shown = sum(map(bool, pictures))
+    data = {
+        "title": title,
+        "axes": axes,
+        "caption": f"{said}; {shown:,} with a picture",
+        "points": [
+            [round((v - low) / wide, 5) for v, (low, wide) in zip(point, spans, strict=True)]
+            for point in plane.points
+        ],
+        "places": [[f"{value:.4g}" for value in point] for point in plane.points],
+        "names": list(map(printable, plane.names)),
+        "labels": [printable(one) if isinstance(one, str) else one for one in plane.labels],
+        "colors": colors,
+        "markers": [0 if place is None else _marker(place) for place in places],
+        "classes": [(printable(name or ""), COLORS[i % 7]) for name, i in classes.items()],
+        "pictures": pictures,
+    }
+    return filled_page("vitcli.commands.embed", "plane.html", data)
+
+
+@styled
+def plane_figure(plane: Plane) -> Any:
+    """Vectors of images as points in two dimensions, colored by class or by number."""
+    narrow = across() < NARROW
+    drawing = new_figure(4.6 if narrow else 4.2)
+    axes = drawing.subplots()
+    x, y = zip(*plane.points, strict=True)
+    size = {"s": max(3.0, min(16.0, 6000 / len(x))), "linewidths": 0}
+    classes, numbers = _marks(plane)
+    title, names, said = _words(plane, 44)
+    if numbers:
+        shown = axes.scatter(x, y, c=numbers, cmap="viridis", **size)
+        drawing.colorbar(shown, ax=axes, label="number of --targets")
+    for name in () if numbers else (*classes, None):
+        chosen = [i for i, label in enumerate(plane.labels) if label == name]
+        if not chosen:
+            continue
+        how = {"color": "0.6", "marker": ".", "label": "no class"}
+        if name is not None:
+            place = classes[name]
+            how = {"color": COLORS[place % 7], "marker": MARKERS[_marker(place)]}
+            how |= {"label": ended(name, 28)}
+        axes.scatter([x[i] for i in chosen], [y[i] for i in chosen], **how, **size)
+    if 0 < len(classes) <= MOST_NAMED and narrow:
+        axes.legend(**ABOVE, ncols=2, markerscale=1.5)
+    elif 0 < len(classes) <= MOST_NAMED:
+        drawing.legend(loc="outside right upper", frameon=False, markerscale=1.5)
+    elif classes:
+        said += f"; {len(classes)} classes, whose colors and markers repeat"
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
+    if plane.by == "umap":
+        axes.set(xticks=[], yticks=[])  # only nearness means something
+    axes.grid()
+    drawing.suptitle(title)
+    caption(drawing, said)
+    return drawing

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitcli.commands.embed.command import draw_plane
 from vitcli.config.load import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
 from vitcli.measures import check_projection
 from vitcli.ui.console import note, progress, status, warn
-from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw, draw_plane, finish
+from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (
     EncodersOptions,
     EngineOption,
