@@ -27,7 +27,7 @@ for name in "${sweeps[@]}"; do
         done
     fi
     if [ "$name" = distillation ] && [ ! -f runs/fashion-cnn/result.json ]; then
-        $vitcli train /usr/share/datasets/fashion-mnist --config experiments/models/cnn.yaml \
+        $vitcli train /usr/share/datasets/fashion-mnist --preset timm:test_efficientnet \
             --set encoder.image_size=28 --set preprocess.resize_size=28 \
             --set 'preprocess.mean=[0.286, 0.286, 0.286]' \
             --set 'preprocess.std=[0.353, 0.353, 0.353]' \

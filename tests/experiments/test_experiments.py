@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from experiments.growth import exponents
+from tests.commands.probe.sources import write_idx
 from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
 from vitcli.commands.sweep.analysis import check_arguments
@@ -51,7 +53,7 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
     trials = expand(sweep) or repeats(sweep, draw(sweep.space, 1, 0)[0])
     first = [t for t in trials if all(t.params[k] == s[0] for k, s in sweep.repeat.items())]
     for trial in first:
-        arguments = command.arguments(trial.params)
+        arguments = command.arguments(sweep.spelled_out(trial.params))
         arguments.remove("--json")
         result = CliRunner().invoke(app, [*arguments, "--print-config"])
         assert result.exit_code == 0, f"{arguments}: {result.output}"
@@ -71,6 +73,74 @@ def test_the_bases_of_lora_rank_are_made_by_the_command_in_its_file() -> None:
     assert result.exit_code == 0, result.output
     script = shlex.split((ROOT / "experiments" / "run.sh").read_text().replace("\\\n", " "))
     assert {word.replace("100", "$seed") for word in words} <= set(script)
+
+
+def test_the_teacher_of_distillation_is_made_by_the_command_in_its_file() -> None:
+    (command,) = [how for path, how in load_sweep("distillation").needs.items() if "runs/" in path]
+    program, *words = shlex.split(command)
+    assert program == "vitcli" and words[words.index("--out") + 1] == "runs/fashion-cnn"
+    result = CliRunner().invoke(app, [*words, "--print-config"])
+    assert result.exit_code == 0, result.output
+    script = shlex.split((ROOT / "experiments" / "run.sh").read_text().replace("\\\n", " "))
+    assert set(words) <= set(script)
+
+
+STARTS = """
+import json, sys
+from pathlib import Path
+from typer.testing import CliRunner
+from vitcli.cli import app
+from vitcli.commands.sweep.analysis import read_to_run
+from vitcli.commands.sweep.spec import expand, shipped_sweeps, sweep_path
+
+def run(*words):
+    found = CliRunner().invoke(app, list(words))
+    assert found.exit_code == 0, (words, found.output)
+    return found.stdout
+
+teacher, photos, *toy = sys.argv[1:]
+run("train", photos, "--preset", "timm:test_efficientnet", *toy, "--out", teacher)
+for name in shipped_sweeps():
+    if "command: train\\n" not in sweep_path(name).read_text() or name == "fashion-seeds":
+        continue  # shapes need no file; this one says that it needs a checkout
+    planned = json.loads(run("sweep", name, "--dry-run", "--json"))
+    sweep, command = read_to_run(sweep_path(name))
+    assert len(planned["trials"]) == len(expand(sweep))
+    started = {}
+    for trial in expand(sweep):
+        given = {**sweep.spelled_out(trial.params), "data.path": photos, "data.train_limit": 16}
+        if given.get("train.teacher"):
+            given["train.teacher"] = f"timm:{teacher}"
+        kind = given.get("train.backbone"), given.get("train.distillation")
+        if kind not in started:
+            started[kind] = json.loads(run(*command.arguments(given), *toy))["result"]
+    assert all(result["val_accuracy"] >= 0 for result in started.values())
+    print(name, len(started))
+"""
+
+
+def test_shipped_sweeps_on_photos_start_where_there_is_no_checkout(tmp_path: Path) -> None:
+    """As from a wheel: the package alone, each of its kinds of trials at toy size."""
+    shutil.copytree(ROOT / "vitcli", tmp_path / "site" / "vitcli")
+    photos, teacher = tmp_path / "photos", tmp_path / "teacher"
+    photos.mkdir()
+    random = np.random.default_rng(0)
+    for part, count in (("train", 64), ("t10k", 20)):
+        write_idx(photos / f"{part}-images-idx3-ubyte.gz", random.integers(0, 256, (count, 28, 28)))
+        write_idx(photos / f"{part}-labels-idx1-ubyte.gz", np.arange(count) % 10)
+    toy = (
+        *("--epochs", "1", "--batch", "8", "--set", "data.kind=fashion-mnist"),
+        *("--set", "data.workers=0", "--set", "encoder.image_size=28"),
+        *("--set", "preprocess.resize_size=28"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS, str(teacher), str(photos), *toy],
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kinds = {"cnn-or-vit": 2, "distillation": 2, "patch-few-images": 1, "warmup-photos": 1}
+    assert done.stdout.split() == [str(word) for pair in kinds.items() for word in pair]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,3 +52,9 @@ def write_pictures(folder: Path, levels: dict[str, int], count: int, seed: int =
         for number in range(count):
             pixels = (level + rng.integers(0, 20, (20, 20, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    """A file in the format of MNIST."""
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))

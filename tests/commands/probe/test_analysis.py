@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
-import struct
 import sys
 import tarfile
 from pathlib import Path
@@ -17,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitcli
-from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_pictures
+from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_idx, write_pictures
 from vitcli.cli import app
 from vitcli.commands.probe.labeled import Encoded, Images, with_classes
 from vitcli.commands.probe.result import ProbeResult
@@ -159,11 +157,6 @@ def test_numbers_are_predicted_by_ridge() -> None:
     assert result.regression.low < 1 - 0.25 / values.var() < result.regression.high
     assert result.verdict.startswith("R² 0.9") and result.verdict_code == "better"
     assert single(vectors, rng.normal(size=80)).verdict_code == "no better"
-
-
-def write_idx(path: Path, values: np.ndarray) -> None:
-    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-    path.write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
 
 
 def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:

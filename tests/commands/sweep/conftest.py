@@ -28,7 +28,10 @@ FAKE = Path(__file__).with_name("fake.py")
 COMMAND = Command(
     "train-shapes",
     {
-        **{name: Option(name, f"--{name}") for name in ("norm", "lr", "seed", "out", "batch")},
+        **{
+            name: Option(name, f"--{name}")
+            for name in ("norm", "lr", "seed", "out", "batch", "config")
+        },
         "resume": Option("resume", "--resume", is_switch=True),
         "compile": Option("compile", "--compile", "--no-compile", is_switch=True),
         "lora": Option("lora", "--lora", repeatable=True),

@@ -46,6 +46,16 @@ def run(*arguments: str | Path, code: int = 0) -> Any:
     return result
 
 
+def test_what_a_sweep_needs_is_there_before_a_trial_runs(toy: Path) -> None:
+    toy.write_text(TOY.replace("[ok, crash]", "[ok]") + "needs: {base: vitcli train --out base}\n")
+    assert len(json.loads(run(toy, "--dry-run", "--json").stdout)["trials"]) == 4
+    refused = run(toy, code=2)
+    assert "toy: base: is missing" in refused.stderr and "vitcli train --out base" in refused.stderr
+    assert not Path("runs").exists()
+    Path("base").mkdir()
+    assert json.loads(run(toy, "--json").stdout)["states"] == {"done": 4}
+
+
 def test_a_sweep_answers_with_its_report_and_exits_1_after_failures(toy: Path) -> None:
     answer = json.loads(run(toy, "--json", code=1).stdout)
     assert answer["schema_version"] == 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.space import Choice, Range, read_space
-from vitcli.commands.sweep.spec import load_sweep, read_sweep, sweep_path
+from vitcli.commands.sweep.spec import expand, load_sweep, read_sweep, sweep_path
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError
 
@@ -41,6 +41,12 @@ def refused(text: str) -> VitcliError:
         ("jobs: 2", 1, "command: is missing", "command"),
         (HEAD + "random: {space: {lr: [1]}}", 2, "random.trials: is missing", "trials"),
         (HEAD + "random: {trails: 2, space: {lr: [1]}}", 2, "random.trails", "random.trials"),
+        (HEAD + "configs:\n  small: {encoder.depth: 1}", 3, "configs.small", "config: [small"),
+        (HEAD + "base: {config: a}\nconfigs:\n  a: {encoder.dpeth: 1}", 4,
+         "configs.a.encoder.dpeth", "encoder.depth"),
+        (HEAD + "base: {config: a}\nconfigs:\n  a: {lr: 1}", 4, "configs.a.lr", "base"),
+        (HEAD + "base: {config: a, encoder.depth: 1}\nconfigs:\n  a: {encoder.depth: 2}", 4,
+         "configs.a.encoder.depth", "one of the two"),
         (HEAD + "base: {encoder.depth: 6}\ngrid:\n  encoder: [{depth: 1}]", 2,
          "base.encoder.depth: is also part of encoder in grid", "one of the two"),
     ],
@@ -79,6 +85,25 @@ def test_names_are_canonical_and_nested_keys_are_dotted(sweeper: Sweeper) -> Non
     assert sweep.repeat == {"seed": [4, 5]}
     assert {n: m.path for n, m in sweep.metrics.items()} == {"a": "result.a", "b": "runs.0.b"}
     assert sweep.name == "toy"
+
+
+def test_a_config_of_the_file_is_its_keys_under_a_name(sweeper: Sweeper) -> None:
+    text = (
+        HEAD + "base: {encoder.position: rope}\ngrid: {config: [small, other.yaml]}\n"
+        "configs: {small: {encoder: {depth: 3}, data.train_size: 8}}\nrepeat: 2"
+    )
+    sweep = sweeper.load(text)
+    small, other = expand(sweep)[:2]
+    assert small.params["config"] == "small"  # as tables name it
+    assert COMMAND.arguments(sweep.spelled_out(small.params)) == [
+        *("train-shapes", "--seed", "0", "--set", "data.train_size=8"),
+        *("--set", "encoder.depth=3", "--set", "encoder.position=rope", "--json"),
+    ]
+    assert sweep.spelled_out(other.params) == other.params
+    changed = expand(sweeper.load(text.replace("depth: 3", "depth: 4")))
+    assert changed[0].id != small.id and changed[1].id == other.id
+    alone = "base: {encoder.position: rope, encoder.depth: 3, data.train_size: 8}\nrepeat: 2"
+    assert expand(sweeper.load(HEAD + alone))[0].id == small.id  # the same trial
 
 
 def test_metrics_with_the_same_last_word_keep_their_paths(sweeper: Sweeper) -> None:

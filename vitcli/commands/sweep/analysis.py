@@ -113,10 +113,14 @@ def run(
     """Run the trials that are missing.
 
     Raises:
-        VitcliError: the directory holds something else, or the search's storage cannot be opened.
+        VitcliError: a file that the sweep needs is missing, the directory holds something else, or
+            the search's storage cannot be opened.
         KeyboardInterrupt: after everything has been put in order.
     """
     check_search(sweep)
+    for path, made_by in sweep.needs.items():
+        if not Path(path).exists():
+            raise VitcliError(f"{sweep.name}: {path}: is missing", made_by)
     results.create(sweep.name, sweep.source, sweep.storage)
     study = queue(sweep, results, retry_failed)
     return Runner(sweep, command, results, study, sweep.jobs, fail_fast, program, on_event).run()
@@ -156,7 +160,9 @@ def plan(
             trial.params,
             shown_command(
                 program,
-                command.arguments(placed(trial.params, results.trial(trial.id).path)),
+                command.arguments(
+                    placed(sweep.spelled_out(trial.params), results.trial(trial.id).path)
+                ),
             ),
         )
         for trial in expand(sweep)
@@ -190,7 +196,8 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
         VitcliError: with the arguments it refuses.
     """
     read: set[tuple[str, str]] = set()
-    for index, params in enumerate(_to_check(sweep)):
+    for index, given in enumerate(_to_check(sweep)):
+        params = sweep.spelled_out(given)
         values = {(key, repr(value)) for key, value in params.items()}
         apart = {(key, repr(value)) for key, value in params.items() if key in sweep.repeat}
         if read and values <= read and (index >= MOST_CHECKED or apart - _first(sweep)):

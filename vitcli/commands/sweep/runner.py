@@ -278,7 +278,8 @@ class Runner:
         self._say()
 
     def _start(self, slot: _Slot, trial: Trial, place: TrialDir, lock: Lock) -> None:
-        arguments = self.command.arguments(placed(trial.params, place.path))
+        given = self.sweep.spelled_out(trial.params)
+        arguments = self.command.arguments(placed(given, place.path))
         argv = [*(self.program or [sys.executable, "-P", "-m", "vitcli"]), *arguments]
         shown = shown_command(self.program, arguments)
         before = place.status()

@@ -82,6 +82,7 @@ def study_name(sweep: Sweep) -> str:
     }
     repeat = {key: list(seeds) for key, seeds in sweep.repeat.items()}
     same = [sweep.command, dict(sweep.base), repeat, axes]
+    same += [sweep.configs] if sweep.configs else []
     text = json.dumps([*same, search.metric, search.direction], sort_keys=True)
     return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

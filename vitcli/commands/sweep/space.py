@@ -436,6 +436,10 @@ class SweepSection(Section):
     random: RandomSection | None = None
     search: SearchSection | None = None
     repeat: PositiveInt | dict[str, Any] = 1
+    needs: dict[str, str] = Field(default_factory=dict)
+    """Paths that must exist before a trial runs, and the command that makes each."""
+    configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Configs by name, written out: a value of `config` is one of these names, or a file."""
     labels: dict[str, str] = Field(default_factory=dict)
     """How figures name an option or a config key; by default its last word."""
     metrics: list[str] | dict[str, str | MetricSection] = Field(default_factory=dict)

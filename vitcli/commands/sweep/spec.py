@@ -57,6 +57,9 @@ class Sweep:
     repeat: Mapping[str, Sequence[Value]]
     metrics: Mapping[str, MetricSection]
     labels: Mapping[str, str]
+    configs: Mapping[str, Mapping[str, Value]]
+    """Config keys and their values by the name that `config` may have in place of a file."""
+    needs: Mapping[str, str]
     curve: CurveSection | None
     jobs: int
     timeout: float | None
@@ -98,6 +101,13 @@ class Sweep:
         parts += [f"{self.random.trials} draws"] if self.random else []
         parts += [f"{key} {len(seeds)}" for key, seeds in self.repeat.items()]
         return " x ".join(parts)
+
+    def spelled_out(self, params: Mapping[str, Value]) -> Mapping[str, Value]:
+        """The parameters with the keys of a config in place of its name."""
+        keys = self.configs.get(str(params.get("config")))
+        if keys is None:
+            return params
+        return {**keys, **{key: value for key, value in params.items() if key != "config"}}
 
     def notes(self) -> list[str]:
         """What the file asks for that its space cannot give, in words."""
@@ -222,9 +232,12 @@ class _Reader:
             )  # fmt: skip
         repeat = self._repeat(command)
         parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
-        self._once({**parts, "repeat": repeat}, command.stands_for if command else {})
+        parts["repeat"] = repeat
+        configs = self._configs(command, parts)
+        for one in [{f"configs.{name}": keys} for name, keys in configs.items()] or [{}]:
+            self._once({**parts, **one}, command.stands_for if command else {})
         if command:
-            self._check_writes(command, {**parts, "repeat": repeat})
+            self._check_writes(command, parts)
         metrics = self._metrics()
         labels = {canonical(key): label for key, label in section.labels.items()}
         return Sweep(
@@ -240,6 +253,8 @@ class _Reader:
             repeat=repeat,
             metrics=metrics,
             labels=labels,
+            configs=configs,
+            needs=section.needs,
             curve=section.curve,
             jobs=section.jobs,
             timeout=section.timeout,
@@ -264,10 +279,7 @@ class _Reader:
         """Refuse values that write outside the trial's directory: --out alone decides where."""
         for part, values in parts.items():
             for key in values.keys() & command.writes:
-                listed = values[key] if part in ("grid", "zip", "repeat") else [values[key]]
-                if isinstance(listed, Choice):
-                    listed = listed.values
-                for value in listed if isinstance(listed, list | tuple) else [listed]:
+                for value in _listed(values[key]):
                     place = str(value)
                     outside = not place.startswith("{trial}/") or ".." in place.split("/")
                     if value is not None and (outside or "\\" in place):
@@ -319,6 +331,21 @@ class _Reader:
                 hint = f"{key}: [first, second]"
                 raise self.fail((part, key), f"expected a list of values, got {values!r}", hint)
         return lists
+
+    def _configs(
+        self, command: Command | None, parts: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Value]]:
+        """The file's configs, each of which some value of `config` names."""
+        found: dict[str, dict[str, Value]] = {}
+        used = [name for values in parts.values() for name in _listed(values.get("config"))]
+        for name, keys in self.section.configs.items():
+            if name not in used:
+                raise self.fail(("configs", name), "is not used", f"grid: {{config: [{name}, …]}}")
+            found[name] = self._names(("configs", name), keys, command)
+            if option := next((key for key in found[name] if "." not in key), None):
+                text = "is an option (expected a key of a config)"
+                raise self.fail(("configs", name, option), text, "move it to base or grid")
+        return found
 
     def _repeat(self, command: Command | None) -> dict[str, Sequence[Value]]:
         repeat = self.section.repeat
@@ -375,6 +402,12 @@ class _Reader:
                 better = "higher" if words & HIGHER else "lower" if words & LOWER else None
                 metrics[name] = metric.model_copy(update={"better": better})
         return metrics
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """The values of an axis, or the one of `base`."""
+    value = value.values if isinstance(value, Choice) else value
+    return value if isinstance(value, list | tuple | range) else [value]
 
 
 def _above(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -457,4 +490,4 @@ def seeds_of(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 def trial_of(sweep: Sweep, varied: Mapping[str, Any]) -> Trial:
     params = {**sweep.base, **varied}
-    return Trial(trial_id(sweep.command, params), params)
+    return Trial(trial_id(sweep.command, sweep.spelled_out(params)), params)
