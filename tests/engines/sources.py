@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,28 @@ def transformers_convnext(folder: Path) -> Path:
     torch.manual_seed(1)
     config = t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
     return _transformers(folder, t.ConvNextModel(config), 64)
+
+
+def transformers_classifier(folder: Path, kind: str, names: Sequence[str]) -> Path:
+    """`KindForImageClassification` of 32 px, tiny, with an output for each name."""
+    import transformers as t
+
+    torch.manual_seed(1)
+    labels = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+    vit = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32}
+    swin = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4]}
+    sizes: dict[str, dict[str, Any]] = {
+        "ResNet": {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1]},
+        "ConvNext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        "Swin": {**swin, "patch_size": 4, "window_size": 4},
+        "ViT": {**vit, "intermediate_size": 48, "patch_size": 8},
+        "Dinov2": {**vit, "mlp_ratio": 2, "patch_size": 8},
+    }
+    config = getattr(t, f"{kind}Config")(**sizes[kind], **labels)
+    model = getattr(t, f"{kind}ForImageClassification")(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return _transformers(folder, model, 32)
 
 
 OPEN_CLIP: dict[str, dict[str, Any]] = {

@@ -114,6 +114,27 @@ def test_checkpoints_of_transformers_are_its_own_to_the_bit(
     assert model.report is not None and "run by transformers, unchanged" in model.report.notes
 
 
+@pytest.mark.parametrize("kind", ["ResNet", "ConvNext", "Swin", "ViT", "Dinov2"])
+def test_classifiers_of_transformers_are_its_own_to_the_bit(kind: str, tmp_path: Path) -> None:
+    """Tokens of the encoder, the vector that the classifier reads, and the logits."""
+    import transformers
+
+    source = sources.transformers_classifier(tmp_path / "source", kind, ("a", "b", "c"))
+    model = vitcli.load(f"transformers:{source}")
+    reference: Any = getattr(transformers, f"{kind}ForImageClassification").from_pretrained(source)
+    reference.eval()
+    x = pixels((32, 32))
+    found = model.features(x)
+    with torch.inference_mode():
+        logits = reference(x).logits
+        tokens = reference.base_model(x).last_hidden_state
+        assert torch.equal(tokens_of(found), rows(tokens))
+        assert found.output is not None and torch.equal(found.output, logits)
+        assert found.pooled is not None
+        assert torch.equal(reference.classifier(found.pooled), logits)
+    assert model.parameters == sum(p.numel() for p in reference.parameters())
+
+
 @pytest.mark.parametrize("kind", sources.OPEN_CLIP)
 @pytest.mark.filterwarnings("ignore")
 def test_checkpoints_of_open_clip_are_its_own_to_the_bit(kind: str, tmp_path: Path) -> None:

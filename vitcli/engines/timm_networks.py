@@ -248,8 +248,10 @@ def open_open_clip(
             return tokens, pooled, output
         last: list[Tensor] = []
         hook = blocks[-1].register_forward_hook(lambda _, __, out: last.append(first_tensor(out)))
-        output = model.encode_image(pixels)
-        hook.remove()
+        try:
+            output = model.encode_image(pixels)
+        finally:
+            hook.remove()
         if not hasattr(visual, "transformer"):
             return last[0], output, output
         tokens = last[0] if visual.final_ln_after_pool else visual.ln_post(last[0])
@@ -266,6 +268,7 @@ def open_open_clip(
         processor,
         forward,
         once=model.encode_image,
+        attend=None if trunk is None else timm_attention(trunk, blocks),
         layers=layers,
         channels_last=getattr(trunk, "output_fmt", "") == "NHWC",
         input_size=(size, size) if isinstance(size, int) else tuple(size),

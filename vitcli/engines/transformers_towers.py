@@ -164,6 +164,8 @@ class _TransformersForward:
         self.takes = set(inspect.signature(tower.forward).parameters)
         self.patch = getattr(tower.config, "patch_size", 1)
         self.kind = tower.config.model_type
+        inner = model.base_model if tower is model else tower
+        self.inner = inner if "ForImageClassification" in type(model).__name__ else None
         self.normed: list[Tensor] = []
         if norm := JOINED_AFTER.get(self.kind):
             keep = self.normed.append
@@ -188,6 +190,8 @@ class _TransformersForward:
         if "grid_thw" in self.takes:
             return self._cells(pixels)
         pixels, given = self._given(pixels)
+        if self.inner is not None:
+            return self._classified(pixels, given)
         found = self.tower(pixels, **given)
         if self.normed:
             return self.arrange(self.normed.pop(), pixels), None, None
@@ -197,6 +201,22 @@ class _TransformersForward:
         if pooled is not None and hasattr(self.model, "visual_projection"):
             output = self.model.visual_projection(pooled)
         return getattr(found, "last_hidden_state", None), pooled, output
+
+    def _classified(self, pixels: Tensor, given: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
+        """Tokens of the encoder in a classifier, the vector that is classified, the logits."""
+        kept: dict[str, Any] = {}
+        last = getattr(self.model, "classifier", nn.Identity())
+        hooks = [
+            self.inner.register_forward_hook(lambda _, __, out: kept.update(found=out)),
+            last.register_forward_pre_hook(lambda _, read: kept.update(pooled=read[0])),
+        ]
+        try:
+            logits = self.model(pixels, **given).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        pooled = kept.get("pooled", getattr(kept["found"], "pooler_output", None))
+        return kept["found"].last_hidden_state, pooled, logits
 
     def _given(self, pixels: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Pixels as the tower reads them, and its other arguments."""

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitcli
-from tests.commands.train.runs import request, run
+from tests.commands.train.runs import command, request, run, shell
+from tests.engines import sources
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.data import ShapesSource, channels
 from vitcli.commands.train.distillation import distillation_loss, load_teacher
@@ -278,3 +279,40 @@ def test_a_cnn_of_timm_teaches(tmp_path: Path) -> None:
     assert loaded.preprocessing.mean == own.mean and loaded.preprocessing.std == own.std
     with torch.no_grad():
         assert torch.equal(found(images), loaded.encoder(images).output.flip(1))
+
+
+@pytest.mark.parametrize("kind", ["ResNet", "ViT"])
+def test_a_classifier_of_transformers_teaches(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    names = ("star", *CLASSES[::-1])  # it knows more classes than the run has
+    place = sources.transformers_classifier(tmp_path / "teacher", kind, names)
+    own = PreprocessConfig.for_output((32, 32))
+    found = load_teacher(TrainConfig(teacher=f"transformers:{place}"), CLASSES, own, CPU)
+    model: Any = getattr(transformers, f"{kind}ForImageClassification").from_pretrained(place)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert own.mean == own.std == (0.5,) * 3  # as the teacher's own
+    with torch.no_grad():
+        assert torch.equal(found(images), model.eval()(images).logits[:, [4, 3, 2, 1]])
+
+
+def test_two_processes_distill_as_one_and_go_on(tmp_path: Path) -> None:
+    """gloo, through torchrun: the losses of one process, and after a cut those of the whole run."""
+    pytest.importorskip("transformers")
+    place = sources.transformers_classifier(tmp_path / "teacher", "ResNet", CLASSES)
+    keys = {"train__teacher": f"transformers:{place}", "train__distillation": "soft"}
+    alone = run(tmp_path / "one", **keys)
+    asked = command("--out", str(tmp_path / "two"), "--json", processes=2, **keys)
+    histories = []
+    for more in ((), ("--resume",)):
+        done = shell([*asked, *more])
+        assert done.returncode == 0, done.stderr
+        histories.append(json.loads(done.stdout)["history"])
+        shutil.rmtree(tmp_path / "two" / "snapshots" / "step-000000008")
+    for ours, theirs in zip(alone.history, histories[0], strict=True):
+        for key in ("loss", "accuracy", "grad_norm"):
+            expected = getattr(ours, key)
+            assert theirs[key] == (
+                None if expected is None else pytest.approx(expected, 1e-5, 1e-5)
+            )
+    losses = [[row["loss"] for row in history] for history in histories]
+    assert losses[0] == losses[1] and len(losses[0]) == 9
