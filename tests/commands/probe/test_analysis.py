@@ -180,6 +180,12 @@ def test_files_in_the_format_of_mnist(tmp_path: Path) -> None:
     assert said["classes"] == ["0", "1"]
     assert said["protocol"] == "learned from 30 images, tested on 20 others"
     assert [score["accuracy"] for score in said["scores"]] == [1.0, 1.0]
+    for option, value in (("--layers", "all"), ("--out", tmp_path / "out"), ("--workers", 2)):
+        refused = answer(folder, *SMALL, option, value, code=2)["error"]
+        assert f"{option}: is for a folder of images" in refused
+    refused = answer(folder, *SMALL, "--set=encoder.cls_token=false", "--set=encoder.pooling=mean",
+                     "--tokens", "cls", code=2)["error"]  # fmt: skip
+    assert "--tokens cls: vit-b16 does not have such tokens" in refused
 
 
 def test_folders_of_classes_and_their_vectors(tmp_path: Path) -> None:

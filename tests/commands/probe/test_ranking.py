@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from vitcli.commands.probe.evaluate import (
     paired,
     shared_neighbors,
 )
+from vitcli.commands.probe.labeled import Encoded
 from vitcli.commands.probe.result import RankingResult
-from vitcli.commands.probe.scores import Trial, agreement
-from vitcli.commands.probe.view import pareto
+from vitcli.commands.probe.scores import Trial, agreement, encoder_names
+from vitcli.commands.probe.view import pareto, ranking_figure
 
 
 def given(right: np.ndarray) -> tuple[Answers, Splits]:
@@ -140,6 +142,42 @@ def test_cka_of_a_rotation_is_one() -> None:
     assert cka_matrix([x, 2 * turned])[0, 1] == pytest.approx(1, abs=1e-12)
 
 
+def test_layers_of_several_encoders_are_ranked_without_costs(tmp_path: Path) -> None:
+    """A layer costs less than its encoder, whose cost it must not have; each has a line."""
+    write_pictures(tmp_path / "in", {"dark": 20, "light": 200}, 6)
+    call = (tmp_path / "in", *SMALL, "--preset", "vit-ti16", "--preset", "vit-b16", "--layers")
+    found = answer(*call, "all", "--workers", "1", "--plot", tmp_path / "layers.png")
+    names = sorted(one["name"] for one in found["ranked"])
+    assert names == [f"{name} layer {i}" for name in ("vit-b16", "vit-ti16") for i in (0, 1)]
+    assert all(one["cost"] is None for one in found["ranked"]) and found["timing"] == ""
+    rows = [
+        Encoded("m", weights, np.ones((4, 2), np.float32), layer, registers=registers)
+        for weights, registers in (("a", 0), ("b", 0), ("b", 4))
+        for layer in (0, 1)
+    ]
+    assert len(set(encoder_names(rows))) == 6
+    assert encoder_names(rows)[::2] == [
+        "m (a) layer 0",
+        "m, registers 0 (b) layer 0",
+        "m, registers 4 (b) layer 0",
+    ]
+
+
+def test_the_lines_of_a_figure_over_layers_are_of_one_encoder_each() -> None:
+    near, labels = blobs(8, 2, 4.0)
+    images = labeled([near, near, near, near], labels)
+    encoders = tuple(
+        dataclasses.replace(e, model=m, layer=layer)
+        for e, (m, layer) in zip(
+            images.encoders, [("a", 0), ("a", 1), ("b", 0), ("b", 3)], strict=True
+        )
+    )
+    result = Trial(Path("x"), dataclasses.replace(images, encoders=encoders)).ranking([])
+    (axes,) = ranking_figure(result).axes
+    lines = [line.get_xdata().tolist() for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [0, 1] in lines and [0, 3] in lines
+
+
 def test_the_pareto_front() -> None:
     points = [(1.0, 0.9), (2.0, 0.8), (3.0, 0.85), (4.0, 0.5), (4.0, 0.6)]
     assert pareto(points) == [(1.0, 0.9), (3.0, 0.85), (4.0, 0.6)]
@@ -199,6 +237,8 @@ def test_unlabeled_images_rank_by_agreement(tmp_path: Path) -> None:
     names = sorted(row["name"].split(" (")[0] for row in said["ranked"])
     assert names == [f"vit-b16, registers {n}" for n in (0, 1)]
     assert "not accuracy" in said["verdict"]
+    for option in (("--groups", "parent"), ("--seeds", "2")):
+        assert "has no effect with --unlabeled" in answer(*call, *option, code=2)["error"]
     alone = answer(tmp_path / "in", *SMALL, "--unlabeled", code=2)
     assert "needs at least 2 encoders" in alone["error"]
 

@@ -109,9 +109,10 @@ def probe(
         images = _encoded(
             folder, models, labeled, layers, limit, out, tokens, workers, progress, stack
         )
-        if len(models) > 1:
+        timed = len(models) > 1 and layers is None and not unlabeled
+        if timed:
             progress.line(f"timing {len(models)} encoders alternately, then comparing them")
-        cost = _costs(models, folder) if len(models) > 1 else []
+        cost = _costs(models, folder) if timed else []
         if labeled and images.labels is None:
             images = with_classes(images, shard_labels(images), test)  # while the vectors are there
             if images.aside:
@@ -180,6 +181,12 @@ def _encoded(
             "add --weights SOURCE or --preset NAME to encode its images",
         )
     if recognized(folder) != "folder":
+        asked = {"--layers": layers, "--out": out, "--workers": workers}
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise VitcliError(
+                f"{given[0]}: is for a folder of images (got the files of a published set)",
+                f"leave out {', '.join(given)}",
+            )
         return published_set(models, folder, tokens, limit, progress)
     if limit is not None:
         raise VitcliError(

@@ -189,6 +189,9 @@ def probe(
         raise VitcliError(
             "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"
         )
+    idle = [name for name, value in (("--groups", groups), ("--seeds", seeds)) if value is not None]
+    if unlabeled and idle:
+        raise VitcliError(f"{idle[0]}: has no effect with --unlabeled", f"leave out {idle[0]}")
     if encoded := (folder / MANIFEST).is_file():
         given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
         given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]

@@ -16,6 +16,7 @@ import torch
 
 from vitcli.commands.embed.job import iterate_entries, iterate_parts, load_manifest
 from vitcli.commands.encode.analysis import select_tokens
+from vitcli.commands.encode.result import check_tokens
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.folders import class_order, read_layout
@@ -295,6 +296,8 @@ def published_set(
     progress: Progress,
 ) -> Images:
     """A published set's files by each model; `limit` images of each half, drawn at random."""
+    for model in models:
+        check_tokens(model.config, [kind])
     train, test, classes = published_sets(folder, recognized(folder))
     halves = [_drawn(train, limit), _drawn(test, limit)]
     total = sum(len(places) for _, places in halves)
@@ -331,7 +334,7 @@ def _encoded(model: Model, pictures: Sequence[Any], kind: str) -> np.ndarray:
     pixels = [preprocess(picture.convert("RGB"), model.preprocessing) for picture in pictures]
     batch = torch.from_numpy(np.stack(pixels)).to(model.device, model.dtype)
     with torch.inference_mode():
-        return select_tokens(model, model.encoder(batch), kind).astype(np.float32)
+        return select_tokens(model, model.runner(batch), kind).astype(np.float32)
 
 
 def ordered(labels: np.ndarray) -> tuple[list[str], np.ndarray]:

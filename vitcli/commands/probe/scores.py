@@ -322,17 +322,20 @@ def _gap(gap: Any, regression: bool) -> str:
 
 
 def encoder_names(encoders: Sequence[Encoded]) -> list[str]:
-    """Short names that differ: of layers, of models, else with their weights, or registers."""
-    if all(encoder.layer is not None for encoder in encoders):
-        several = len({(e.model, e.weights) for e in encoders}) > 1
-        return [f"{f'{e.model} ' * several}layer {e.layer}" for e in encoders]
-    counts = Counter(encoder.model for encoder in encoders)
-    names = [e.model if counts[e.model] == 1 else f"{e.model} ({e.weights})" for e in encoders]
-    counts = Counter(names)
-    return [
-        name if counts[name] == 1 else f"{e.model}, registers {e.registers} ({e.weights})"
-        for name, e in zip(names, encoders, strict=True)
-    ]
+    """Short names that differ: of models, else with their weights, or registers; and of layers."""
+    kinds = {(e.model, e.weights, e.registers) for e in encoders}
+    models = Counter(model for model, *_ in kinds)
+    weights = Counter(kind[:2] for kind in kinds)
+
+    def name(e: Encoded) -> str:
+        if models[e.model] == 1:
+            return e.model
+        registers = f", registers {e.registers}" * (weights[e.model, e.weights] > 1)
+        return f"{e.model}{registers} ({e.weights})"
+
+    if all(e.layer is not None for e in encoders):
+        return [f"{f'{name(e)} ' * (len(kinds) > 1)}layer {e.layer}" for e in encoders]
+    return [name(e) for e in encoders]
 
 
 def agreement(folder: Path, images: Images, k: int) -> AgreementResult:

@@ -214,17 +214,20 @@ def ranking_figure(result: RankingResult) -> Any:
     timed = all(one.cost for one in result.ranked)
     layers = all(one.layer is not None for one in result.ranked)
     points = []
+    lines: dict[str, list[tuple[float, float]]] = {}  # of each encoder over its layers
     for place, one in enumerate(result.ranked):
         value, low, high = _score(one)
         x: float = one.layer if layers and one.layer is not None else place
         if timed and one.cost:
             x = one.cost.images_per_s
         points.append((x, value))
+        encoder = one.name.rpartition("layer ")[0].strip() if layers else one.name
+        of_encoder = lines.setdefault(encoder, [])
+        label = None if of_encoder or not encoder else ended(encoder)
+        of_encoder.append((x, value))
         bar = [[max(value - low, 0)], [max(high - value, 0)]]
-        how = series(0 if layers else place) | {"linestyle": "none"}
-        axes.errorbar(
-            [x], [value], bar, capsize=2, label=None if layers else ended(one.name), **how
-        )
+        how = series(list(lines).index(encoder)) | {"linestyle": "none"}
+        axes.errorbar([x], [value], bar, capsize=2, label=label, **how)
     if timed:
         front = pareto(points)
         axes.plot(*zip(*front, strict=True), color="0.5", lw=0.8, zorder=1, label="Pareto front")
@@ -238,8 +241,8 @@ def ranking_figure(result: RankingResult) -> Any:
             axes.set_xticks([], minor=True)
         axes.set_xlabel("images per second (encoder alone, log scale)")
     elif layers:
-        line = series(0, marker=False)
-        axes.plot(*zip(*sorted(points), strict=True), **line)
+        for place, line in enumerate(lines.values()):
+            axes.plot(*zip(*sorted(line), strict=True), **series(place, marker=False))
         axes.set_xlabel("layer (0: input of the first block)")
         count_along_x(axes)
     else:
