@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -343,10 +344,13 @@ def add_adapters(
 
 
 def _not_by_library(request: ModelRequest) -> VitcliError:
+    named = request.weights or request.preset or ""
+    option = "--weights" if request.weights else "--preset"
+    engine = "" if split_library(named)[0] else f" --engine {REFERENCE}"
     return VitcliError(
-        f"{request.weights or request.preset}: is run by its own library, which this command does "
-        "not support",
-        "vitcli encode, embed, neighbors, probe, compare, params and attn-entropy run it",
+        f"{named}: is run by its own library, which this command does not support (expected "
+        "encode, embed, neighbors, probe, compare, profile, params or attn-entropy)",
+        f"vitcli encode {option} {shlex.quote(named)}{engine}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -557,12 +558,41 @@ def test_profile_times_the_library_beside_vitcli(tmp_path: Path) -> None:
         assert result.exit_code == 2 and told in result.stderr
 
 
-def test_profile_of_fresh_weights_has_no_library(tmp_path: Path) -> None:
+def test_profile_of_fresh_weights_has_no_library() -> None:
     asked = ["profile", "--preset", "vit-ti16", "--engine", "reference", "--batch", "1"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 2 and "no library wrote them" in result.stderr
-    result = CliRunner().invoke(app, ["profile", "--preset", "timm:test_vit", "--batch", "1"])
-    assert result.exit_code == 2 and "run by its own library" in result.stderr
+
+
+def test_profile_times_an_encoder_that_only_its_library_runs(tmp_path: Path) -> None:
+    named = ["profile", "--preset", "timm:test_resnet", "--image-size", "64"]
+    asked = [*named, "--batch", "1", "--batch", "2", "--runs", "2"]
+    found = run(*asked, "--ops", "3", "--memory", "1", "--json")
+    assert [one["engine"] for one in found["runs"]] == ["reference"] * 2
+    (costs,) = vitcli.params("timm:test_resnet", image_size=64).models
+    assert found["macs_per_image"] == costs.macs_per_image
+    for one in found["runs"]:
+        work = 2 * costs.macs_per_image * one["batch"] / one["wall_s"]["median"]
+        assert one["gflops"] == pytest.approx(work / 1e9)
+        assert (one["attention"], one["gemm_fraction"], one["components"]) == ("library", None, [])
+        assert len(one["ops"]) == 3
+    assert found["fits"][0]["engine"] == "reference"
+    for more, told in (
+        (("--backward",), "another library's"),
+        (("--attention", "explicit"), "attends in its own way"),
+        (("--engine", "eager"), "is run by its own library"),
+    ):
+        result = CliRunner().invoke(app, [*asked, *more])
+        assert result.exit_code == 2 and told in result.stderr
+    source = str(sources.timm_swin(tmp_path / "swin"))  # vitcli does not implement it
+    plot = str(tmp_path / "speed.png")
+    result = CliRunner().invoke(
+        app,
+        [*("profile", "--weights", source, "--engine", "reference", "--batch", "1", "--runs", "1"),
+         *("--dtype", "float32", "--dtype", "bfloat16", "--plot", plot)],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "images/s" in result.stdout and Path(plot).stat().st_size > 0
 
 
 def test_a_checkpoint_named_by_its_library_is_refused_elsewhere(tmp_path: Path) -> None:
@@ -578,4 +608,23 @@ def test_the_error_of_another_architecture_names_the_engine(
     source = make(tmp_path / "source")
     with pytest.raises(VitcliError) as caught:
         vitcli.load(source)
-    assert "--engine reference" in caught.value.hint
+    command = caught.value.hint.partition("vitcli ")[2]
+    assert command == f"encode --weights {source} --engine reference"
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", [["verify"], ["export", "x.onnx", "--preset"],
+                                     ["explore", "--preset"]])  # fmt: skip
+def test_a_hint_of_another_command_works_when_typed(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "timm:test_resnet"])
+    assert result.exit_code == 2 and "this command does not support" in result.stderr
+    _, _, words = result.stderr.partition("try: vitcli ")
+    assert CliRunner().invoke(app, shlex.split(words)).exit_code == 0
+
+
+def test_a_size_that_a_library_refuses_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["encode", "--preset", "timm:test_vit", "--image-size", "50"])
+    assert result.exit_code == 2
+    assert "timm cannot run an input of 50x50 px" in result.stderr
+    assert "--image-size 160" in result.stderr

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -346,7 +347,8 @@ def _refusal(
     """What the checkpoint is, and that it is not read."""
     listed = "list what is supported: vitcli families"
     if _library_knows(configs):
-        listed += "; `--engine reference` runs it by its own library"
+        command = f"vitcli encode --weights {shlex.quote(source)} --engine reference"
+        listed = f"run it by its own library: {command}"
     config = configs.get("config.json", {})
     _, kind, where = tower_config(config)
     group, count = _largest(names)

@@ -55,7 +55,7 @@ def preset_layers(name: str, source: str = "") -> list[Document]:
         if split_library(name)[0]:
             raise VitcliError(
                 f"{named}{shortened(name)} is run by its own library, which is not possible here",
-                "vitcli encode, embed, neighbors, probe, compare, params and attn-entropy run it",
+                f"vitcli encode --preset {name}",
             )
         hint = nearest(name[:100], preset_names(), "run `vitcli presets` for the list")
         raise VitcliError(f"{named}{shortened(name)} is not a preset", hint)

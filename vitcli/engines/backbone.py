@@ -138,6 +138,22 @@ def library_errors(library: str, source: str, hint: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def input_errors(backbone: Backbone, size: tuple[int, int]) -> Iterator[None]:
+    """What a library raises at images of a (height, width) that it does not run, in one line."""
+    try:
+        with no_warnings():
+            yield
+    except (AssertionError, RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        height, width = backbone.input_size or (224, 224)
+        raise VitcliError(
+            f"{backbone.library}:{backbone.name}: {backbone.library} cannot run an input of "
+            f"{size[0]}x{size[1]} px ({lines[0]})",
+            f"--image-size {height if height == width else f'{height}x{width}'}",
+        ) from error
+
+
 def source_config(source: str, name: str) -> dict[str, Any]:
     """A JSON file of the source; empty where there is none."""
     if Path(source).exists():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config.load import split_library
-from vitcli.engines.backbone import Backbone, library_errors, source_config
+from vitcli.engines.backbone import Backbone, input_errors, library_errors, source_config
 from vitcli.engines.timm_networks import fresh_network, open_open_clip, open_timm, timm_backbone
 from vitcli.engines.transformers_towers import transformers_backbone
 from vitcli.errors import VitcliError
@@ -140,7 +140,7 @@ class LibraryEncoder(VisionEncoder):
         self._sizes: set[tuple[int, ...]] = set()
         image = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
         self._pixels = image.to(backbone.device, backbone.dtype)
-        with torch.inference_mode():
+        with input_errors(backbone, size), torch.inference_mode():
             tokens, pooled, output, *_ = backbone.forward(self._pixels)
         values, grid = self._tokens(tokens)
         parts = {kind: _count(backbone.module, names) for kind, names in PREFIX.items()}
@@ -288,7 +288,7 @@ class LibraryEncoder(VisionEncoder):
         return "cls" if cls and torch.equal(pooled, tokens[:, 0]) else "map"
 
 
-WITHOUT_ATTENTION = "vitcli encode, embed, neighbors, probe, compare and params run it"
+WITHOUT_ATTENTION = "vitcli attn-entropy --preset timm:vit_tiny_patch16_224"
 PREFIX = {"cls": CLS, "dist": DIST, "registers": REGISTERS}
 
 

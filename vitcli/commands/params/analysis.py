@@ -257,22 +257,15 @@ def library_costs(
     """
     import torch
 
-    from vitcli.engines.backbone import module_costs
+    from vitcli.engines.backbone import input_errors, module_costs
     from vitcli.engines.reference import LibraryEncoder
 
     encoder, c = model.encoder, model.config.encoder
     assert isinstance(encoder, LibraryEncoder)
     size, width, library = image_size or model.input_size, DTYPE_BYTES[dtype], encoder.backbone
-    try:
-        found = module_costs(encoder.backbone, size)
-        with torch.inference_mode():
-            grid = encoder.front_end.grid(torch.zeros(1, 3, *size).to(model.device, model.dtype))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise VitcliError(
-            f"{model.name}: {library.library} cannot run an input of {size[0]}x{size[1]} px "
-            f"({str(error).splitlines()[0]})",
-            f"--image-size {c.image_size[0]}",
-        ) from error
+    with input_errors(library, size):
+        found = module_costs(library, size)
+        grid = encoder.front_end.grid(torch.zeros(1, 3, *size).to(model.device, model.dtype))
     total = Cost(
         parameters=sum(one.parameters for one in found),
         macs=sum(one.macs for one in found),

@@ -41,7 +41,7 @@ from vitcli.engines.reference import LibraryEncoder, open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Pictures, picture_list
 from vitcli.images.shapes import synthetic_image
-from vitcli.loading import as_model
+from vitcli.loading import as_model, load_model
 from vitcli.measures import largest_difference
 from vitcli.model import Model, model_info
 from vitcli.nn.attention import ATTENDS, ChannelAttention, ExplicitAttention
@@ -79,7 +79,9 @@ def profile(
     }
     settings = replace(settings or ProfileSettings(), **chosen)
     settings.check()
-    model = as_model(model)
+    model = as_model(model, by_library=True)
+    if model.by_library:
+        settings = settings_of_library(model, settings)
     dtypes = settings.dtypes or (model.dtype_name,)
     if len(dtypes) > 1 and model.dtype != torch.float32:
         raise VitcliError(
@@ -109,7 +111,7 @@ def profile(
     runs = tuple(run for batch in settings.batches for run in session.answer(batch))
     fits = largest_batches(runs, ways, settings.memory_bytes) if settings.memory_bytes else ()
     words = [
-        verdict(model.config.encoder, model.input_size, runs),
+        verdict(None if model.by_library else model.config.encoder, model.input_size, runs),
         *dtype_words(session.comparisons, faithful),
         *slower_words(session.beside_plain),
         *map(fit_words, fits),
@@ -132,14 +134,30 @@ def profile(
     )
 
 
+def settings_of_library(model: Model, settings: ProfileSettings) -> ProfileSettings:
+    """The settings for an encoder that its own library runs, and nothing else here.
+
+    Raises:
+        VitcliError: other engines, or what the library does not follow.
+    """
+    for name in settings.engines:
+        if name != REFERENCE:
+            raise VitcliError(
+                f"--engine {name}: {model.name} is run by its own library", f"--engine {REFERENCE}"
+            )
+    settings = replace(settings, engines=(REFERENCE,))
+    settings.check()
+    return settings
+
+
 def library_engine(model: Model, settings: ProfileSettings) -> Engine:
-    """The library that wrote a checkpoint, to be timed beside vitcli's engines.
+    """The library that wrote a checkpoint, timed alone or beside vitcli's engines.
 
     Raises:
         VitcliError: fresh weights, which no library wrote, or settings that it cannot follow.
     """
     source = model.request.weights if model.request else None
-    if source is None:
+    if source is None and not model.by_library:
         raise VitcliError(
             f"--engine {REFERENCE}: {model.name} has fresh weights, so no library wrote them",
             "--weights SOURCE",
@@ -147,18 +165,22 @@ def library_engine(model: Model, settings: ProfileSettings) -> Engine:
     if settings.attention:
         raise VitcliError(
             f"--attention {settings.attention}: the library attends in its own way",
-            f"leave out --engine {REFERENCE} or --attention",
+            "leave out --attention",
         )
     start = time.perf_counter()
-    backbone = open_reference(
-        source, device=model.device, dtype=model.dtype, image_size=model.asked_size
-    )
-    encoder = LibraryEncoder(backbone, model.input_size)
+    encoder: VisionEncoder = model.encoder
+    if not isinstance(encoder, LibraryEncoder):
+        assert source is not None
+        opened = open_reference(
+            source, device=model.device, dtype=model.dtype, image_size=model.asked_size
+        )
+        encoder = LibraryEncoder(opened, model.input_size)
+    backbone, gives_pooled = encoder.backbone, encoder.gives_pooled
 
     def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
         with torch.inference_mode():
             found = encoder(images)
-        pooled = found.pooled if encoder.gives_pooled else None
+        pooled = found.pooled if gives_pooled else None
         return EncoderOutput(found.tokens, cast(Tensor, None), pooled, found.output), []
 
     version = f"{backbone.library} {backbone.version}"
@@ -169,6 +191,9 @@ def in_dtype(model: Model, dtype: str) -> Model:
     """The model with parameters in another dtype; itself where they are in it."""
     if dtype == model.dtype_name:
         return model
+    if model.by_library:
+        assert model.request is not None
+        return load_model(replace(model.request, dtype=dtype), by_library=True)
     kind: torch.dtype = getattr(torch, dtype)
     return replace(model, encoder=copy.deepcopy(model.encoder).to(kind), dtype=kind)
 
@@ -304,17 +329,12 @@ def attend(encoder: VisionEncoder, kind: str | None) -> None:
 
 def _engine_info(engine: Engine, model: Model) -> EngineInfo:
     images = random_images(model, 1)
-    error = None if engine.name == "eager" else largest_error(engine, model.encoder, images)
+    plain = engine.name == "eager" or model.by_library
+    error = None if plain else largest_error(engine, model.encoder, images)
     return EngineInfo(engine.name, engine.prepare_s, engine.note, error)
 
 
 ATTENTION = (QKV, QK_NORM, ATTENTION_PRODUCTS, OUTPUT_PROJECTION)
-
-
-def verdict(config: EncoderConfig, image_size: tuple[int, int], runs: Sequence[ProfileRun]) -> str:
-    """Which components dominate, and what changes with batch and resolution."""
-    parts = [*_time(runs), *_batch(runs), _resolution(config, image_size)]
-    return " ".join(parts)
 
 
 def _shares(run: ProfileRun) -> tuple[float, float, float]:
@@ -325,6 +345,20 @@ def _shares(run: ProfileRun) -> tuple[float, float, float]:
         sum(share.get(name, 0.0) for name in ATTENTION),
         share.get(ATTENTION_PRODUCTS, 0.0),
     )
+
+
+def verdict(
+    config: EncoderConfig | None, image_size: tuple[int, int], runs: Sequence[ProfileRun]
+) -> str:
+    """Which components dominate, and what changes with batch and, by the config, resolution."""
+    parts = [*_time(runs), *_batch(runs)]
+    if config is not None:
+        return " ".join([*parts, _resolution(config, image_size)])
+    fastest = max(runs, key=lambda run: run.images_per_s or 0)
+    if fastest.images_per_s:
+        at = f"{fastest.images_per_s:.3g} images/s at batch {fastest.batch}"
+        parts.append(f"The library, unchanged, runs at most {at}.")
+    return " ".join(parts)
 
 
 def _time(runs: Sequence[ProfileRun]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.config.load import REFERENCE
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
 from vitcli.files import check_output
@@ -143,7 +144,9 @@ def profile(
         )
     alone = dtype[0] if dtype and len(dtype) == 1 else "float32"
     request = replace(model.to_request(), dtype=alone)
-    (loaded,) = load_all([request], print_config=print_config)
+    if request.weights and settings.engines == (REFERENCE,):
+        request = replace(request, engine=REFERENCE)  # of any architecture
+    (loaded,) = load_all([request], by_library=True, print_config=print_config)
     import torch
 
     from vitcli.commands.profile import analysis

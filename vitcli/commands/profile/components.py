@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from vitcli.commands.params.analysis import (
 )
 from vitcli.commands.profile.machine import synchronize
 from vitcli.commands.profile.result import ComponentTime, OperatorTime
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.files import atomic_write
 from vitcli.nn.encoder import Block, VisionEncoder
 
@@ -213,7 +214,8 @@ def record(
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with component_ranges(encoder), torch_profiler(activities=activities) as recording:
+    ranges = nullcontext() if isinstance(encoder, LibraryEncoder) else component_ranges(encoder)
+    with ranges, torch_profiler(activities=activities) as recording:
         for _ in range(steps):
             with whole_step():
                 step()

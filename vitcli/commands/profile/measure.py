@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitcli.commands.params.analysis import component_costs
+from vitcli.commands.params.analysis import ComponentCost, component_costs
 from vitcli.commands.profile.components import component_table, operator_table, record, write_trace
 from vitcli.commands.profile.machine import (
     Yardstick,
@@ -25,7 +25,9 @@ from vitcli.commands.profile.machine import (
 )
 from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
 from vitcli.engines import ENGINES
+from vitcli.engines.backbone import macs_per_image
 from vitcli.engines.engine import Engine, prepare_engine
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.model import Model
 from vitcli.nn.attention import FusedAttention
@@ -112,8 +114,12 @@ class Session:
         self.model = model
         self.settings = settings
         self.ways = {way.key: way for way in ways}
-        self.costs = component_costs(model.config.encoder, model.input_size)
-        self.macs = sum(cost.total.macs for cost in self.costs)
+        self.costs: tuple[ComponentCost, ...] = ()
+        if isinstance(model.encoder, LibraryEncoder):
+            self.macs = macs_per_image(model.encoder.backbone, model.input_size)
+        else:
+            self.costs = component_costs(model.config.encoder, model.input_size)
+            self.macs = sum(cost.total.macs for cost in self.costs)
         rows, columns = model.config.encoder.grid_at(model.input_size)
         self.tokens = model.encoder.prefix_tokens + rows * columns
         self.comparisons: list[Comparison] = []
@@ -131,8 +137,10 @@ class Session:
 
     def answer(self, batch: int) -> list[ProfileRun]:
         """A row for each engine and dtype; out of memory is a row that says so."""
-        fused = isinstance(attentions(self.model.encoder)[0].attend, FusedAttention)
-        kind = "fused" if fused else "explicit"
+        kind = "library"
+        if not self.model.by_library:
+            fused = isinstance(attentions(self.model.encoder)[0].attend, FusedAttention)
+            kind = "fused" if fused else "explicit"
         blank = [ProfileRun(batch, name, kind, dtype=dtype) for name, dtype in self.ways]
         refusal = self._too_large(batch)
         if refusal:
@@ -153,14 +161,17 @@ class Session:
             for run in blank
         }
         alive = [key for key, run in runs.items() if run.error is None]
-        shapes, rows = gemm_shapes(self.model.encoder), len(images) * self.tokens
-        yards = {
-            dtype: Yardstick(shapes, rows, self.model.device, getattr(torch, dtype))
-            for dtype in dict.fromkeys(dtype for _, dtype in alive)
-        }
+        yards: dict[str, Yardstick] = {}
+        if not self.model.by_library:  # the shapes of its products are not known
+            shapes, rows = gemm_shapes(self.model.encoder), len(images) * self.tokens
+            yards = {
+                dtype: Yardstick(shapes, rows, self.model.device, getattr(torch, dtype))
+                for dtype in dict.fromkeys(dtype for _, dtype in alive)
+            }
         times = self._times(len(images), {key: steps[key] for key in alive}, [*yards.values()])
         for key in alive:
-            run = self._figures(runs[key], times[key], yards[key[1]].gflops)
+            yard = yards.get(key[1])
+            run = self._figures(runs[key], times[key], yard and yard.gflops)
             runs[key] = self._recorded(run, steps[key])
             plain = [k for k in alive if k[1] == key[1] and ENGINES[k[0]].hooks]
             for base, kept in ((alive[:1], self.comparisons), (plain[:1], self.beside_plain)):
@@ -226,19 +237,20 @@ class Session:
             return done < self.settings.runs
         return done < FEWEST_RUNS or (done < MOST_RUNS and seconds < ENOUGH_S)
 
-    def _figures(self, run: ProfileRun, times: Sequence[float], gemm: float) -> ProfileRun:
+    def _figures(self, run: ProfileRun, times: Sequence[float], gemm: float | None) -> ProfileRun:
         wall = spread(times)
         passes = 3 if self.settings.backward else 1  # the backward pass is two of the forward
         gflops = 2 * self.macs * run.batch * passes / wall.median / 1e9
-        exact = ENGINES[run.engine].exact  # no yardstick for products of another type
+        if not ENGINES[run.engine].exact:
+            gemm = None  # no yardstick for products of another type
         return replace(
             run,
             timed_runs=len(times),
             wall_s=wall,
             images_per_s=run.batch / wall.median,
             gflops=gflops,
-            gemm_gflops=max(gemm, gflops) if exact else None,
-            gemm_fraction=gflops / max(gemm, gflops) if exact else None,
+            gemm_gflops=None if gemm is None else max(gemm, gflops),
+            gemm_fraction=None if gemm is None else gflops / max(gemm, gflops),
         )
 
     def _recorded(self, run: ProfileRun, step: Callable[[], object]) -> ProfileRun:
@@ -267,9 +279,10 @@ class Session:
         free = available_memory(self.model.device)
         if free is None:
             return None
-        needed = batch * least_memory(
-            self.model.config.encoder, self.tokens, self.model.input_size, self.model.dtype.itemsize
-        )
+        needed = 0
+        if not self.model.by_library:
+            encoder, itemsize = self.model.config.encoder, self.model.dtype.itemsize
+            needed = batch * least_memory(encoder, self.tokens, self.model.input_size, itemsize)
         smaller = [known for known in self._peaks if known <= batch]
         if smaller:  # grows in proportion at most
             known = max(smaller)

@@ -71,6 +71,7 @@ class ProfileRun:
     batch: int
     engine: str
     attention: str
+    """fused or explicit; library where another library runs the encoder alone."""
     error: str | None = None
     warmup_s: float | None = None
     """The first step, not among the timed ones."""
