@@ -345,7 +345,7 @@ def add_adapters(
 
 def _not_by_library(request: ModelRequest) -> VitcliError:
     named = request.weights or request.preset or ""
-    option = "--weights" if request.weights else "--preset"
+    option = "--preset" if is_architecture(named) else "--weights"
     engine = "" if split_library(named)[0] else f" --engine {REFERENCE}"
     return VitcliError(
         f"{named}: is run by its own library, which this command does not support (expected "

@@ -146,11 +146,10 @@ def input_errors(backbone: Backbone, size: tuple[int, int]) -> Iterator[None]:
             yield
     except (AssertionError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        height, width = backbone.input_size or (224, 224)
         raise VitcliError(
             f"{backbone.library}:{backbone.name}: {backbone.library} cannot run an input of "
             f"{size[0]}x{size[1]} px ({lines[0]})",
-            f"--image-size {height if height == width else f'{height}x{width}'}",
+            "leave out --image-size",
         ) from error
 
 

@@ -88,6 +88,8 @@ def profile(
             f"dtypes: the model is not in float32 (got {model.dtype_name})",
             "vitcli.load(..., dtype='float32')",
         )
+    if model.by_library or REFERENCE in settings.engines:
+        _check_attention(settings)
     attend(model.encoder, settings.attention)
     ways = []
     for dtype in dtypes:
@@ -96,7 +98,7 @@ def profile(
         one = random_images(turned, 1)
         for name in settings.engines or (default,):
             if name == REFERENCE:
-                engine = library_engine(turned, settings)
+                engine = library_engine(turned)
             else:
                 engine = prepare_engine(name, turned.encoder, one, batches=settings.batches)
             ways.append(Way(engine, turned))
@@ -150,22 +152,25 @@ def settings_of_library(model: Model, settings: ProfileSettings) -> ProfileSetti
     return settings
 
 
-def library_engine(model: Model, settings: ProfileSettings) -> Engine:
+def _check_attention(settings: ProfileSettings) -> None:
+    if settings.attention:
+        raise VitcliError(
+            f"--attention {settings.attention}: the library attends in its own way",
+            "leave out --attention",
+        )
+
+
+def library_engine(model: Model) -> Engine:
     """The library that wrote a checkpoint, timed alone or beside vitcli's engines.
 
     Raises:
-        VitcliError: fresh weights, which no library wrote, or settings that it cannot follow.
+        VitcliError: fresh weights, which no library wrote.
     """
     source = model.request.weights if model.request else None
     if source is None and not model.by_library:
         raise VitcliError(
             f"--engine {REFERENCE}: {model.name} has fresh weights, so no library wrote them",
             "--weights SOURCE",
-        )
-    if settings.attention:
-        raise VitcliError(
-            f"--attention {settings.attention}: the library attends in its own way",
-            "leave out --attention",
         )
     start = time.perf_counter()
     encoder: VisionEncoder = model.encoder
