@@ -84,6 +84,14 @@ LAYOUTS: dict[str, tuple[str, Right]] = {
         Right("", {}, error="its images have no classes"),
     ),
     "images and masks": ("images*3 masks*3", Right("", {}, error="its images have no classes")),
+    "images and masks, each with folders of classes": (
+        "images/train/a*3 images/train/b*3 images/val/a*2 masks/train/a*3 masks/val/b*2",
+        Right("a b", {"train": 6, "val": 2}, tested="val"),
+    ),
+    "classes below images below splits": (
+        "train/images/a*3 train/images/b*3 train/masks/a*3 test/images/b*2",
+        Right("a b", {"train": 6, "test": 2}, tested="test"),
+    ),
     "two archives unpacked into folders of their own name": (
         "train/train/cat*3 train/train/dog*3 test1/test1*4",
         Right("cat dog", {"train": 6}, drawn=True),

@@ -54,11 +54,10 @@ SPLITS = {
 """Names of folders, in lower case, that are splits, and which one each is."""
 _NO_NEWS = {"set", "data", "dataset", "image", "images", "imgs", "img", "split", "folder"}
 """Words beside a split's in a folder's name that say nothing."""
-_CONTAINERS = {
-    *("images", "image", "imgs", "img", "jpegimages", "data"),
-    *("labels", "label", "masks", "mask", "annotations", "annotation"),
-}
-"""Names of folders, in lower case, that are no classes where there are no others beside them."""
+_OF_IMAGES = {"images", "image", "imgs", "img", "jpegimages", "data"}
+_OF_LABELS = {"labels", "label", "masks", "mask", "annotations", "annotation"}
+"""Names of folders, in lower case, that are no classes where there are no others beside them;
+classes may be below those of images."""
 Place = tuple[str | None, str | None]
 """(split, class) of an image; None where there is none."""
 
@@ -242,8 +241,8 @@ class Layout:
     """What the names of the splits say besides."""
     doubled: frozenset[str] = frozenset()
     """Splits with all their images in a folder of the split's own name: train/train/cat."""
-    classless: frozenset[str | None] = frozenset()
-    """Splits whose folders are called `images` and the like: val/images."""
+    wrapped: frozenset[str | None] = frozenset()
+    """Splits whose folders are called `images`, `masks` and the like: val/images."""
 
     def place(self, name: str, label: str = "") -> Place:
         """Split and class of an image by its name; `label` is what its shard says of it."""
@@ -255,7 +254,9 @@ class Layout:
             split = role if role and rest == self.rest else "other"
             folders = folders[: self.split_at] + folders[self.split_at + 1 :]
             folders = folders[own in self.doubled :]
-        aside = split in ("unlabeled", "other") or split in self.classless
+        if split in self.wrapped:
+            folders = () if folders and folders[0].lower() in _OF_LABELS else folders[1:]
+        aside = split in ("unlabeled", "other")
         named = label or (folders[0] if folders and not aside else None)
         # macOS decomposes what other systems compose: an é is one name, however it is written
         return split, named and unicodedata.normalize("NFC", named)
@@ -269,7 +270,7 @@ def read_layout(names: Iterable[str]) -> Layout:
     where one for training stands beside one to evaluate on that says nothing else (then what else
     there is belongs to neither), or where each class has such folders inside. Otherwise the top
     folders are classes: a class may be called `train` beside `bus` and `car`. Folders that are all
-    called `images`, `labels` and the like are no classes.
+    called `images`, `labels` and the like are no classes; those below `images` may be.
     """
     folders = {_folders(name) for name in names}
     layout = _layout(folders)
@@ -277,8 +278,8 @@ def read_layout(names: Iterable[str]) -> Layout:
     for own in folders:
         split, label = layout.place("/".join((*own, "")))
         named.setdefault(split, set()).update({label.lower()} if label else ())
-    containers = (split for split, labels in named.items() if labels and labels <= _CONTAINERS)
-    return replace(layout, classless=frozenset(containers))
+    known = _OF_IMAGES | _OF_LABELS
+    return replace(layout, wrapped=frozenset(s for s, own in named.items() if own and own <= known))
 
 
 def _layout(folders: set[tuple[str, ...]]) -> Layout:
