@@ -186,7 +186,8 @@ def _trials(sweep: Sweep, results: Results, stale: bool, named: bool) -> list[Sw
     for id, place in there.items():
         if id not in found:
             trial = _local(id, place, sweep)
-            if stale or (sweep.search and belongs(sweep, id, trial.params)):
+            drawn = sweep.search and belongs(sweep, trial.params)
+            if stale or (drawn and id == trial_of(sweep, trial.params).id):
                 found[id] = trial
     if sweep.search:
         started = {id: there[id].status().started or 0.0 for id in found if id in there}
@@ -344,13 +345,12 @@ def _mean(group: SweepGroup, name: str) -> float | None:
     return group.metrics[name].mean if name in group.metrics else None
 
 
-def belongs(sweep: Sweep, id: str, params: Mapping[str, Any]) -> bool:
+def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
     """Whether a trial found on disk is one that this search could have drawn."""
     free = {*sweep.space, *sweep.repeat}
     fixed = {key: value for key, value in params.items() if key not in free}
     return (
         fixed == dict(sweep.base)
-        and id == trial_of(sweep, params).id
         and all(key in params and axis.holds(params[key]) for key, axis in sweep.space.items())
         and all(params.get(key) in seeds for key, seeds in sweep.repeat.items())
     )
