@@ -9,7 +9,8 @@ DataLoader workers asked for. Both have fresh weights of one ViT-Ti/16 (or `--pr
 `--timm` name), read the same files and write 224-pixel float32 embeddings as Parquet. Prints the
 seconds of each (median over rounds, smallest and largest), how many times faster `vitcli embed`
 at its defaults is than the script at its best, and, with `--own-workers` or `--own-threads`, than
-itself at the best of these. Needs timm and pyarrow.
+itself at the best of these; last, these ratios as a row of a table: wall and processor time beside
+the script, then beside itself. Needs timm and pyarrow.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def main() -> None:
         rate = asked.images / wall
         print(f"{way:26} {wall:7.1f} s ({spread}), {rate:6.1f} img/s, {used:6.1f} s of a core")
     others = {"script": "the best script", OWN: "its best --workers and threads"}
+    row = [f"{asked.preset}, {asked.images} {asked.format} of {asked.size}"]
     for begin, what in others.items():
         rest = [values for way, values in times.items() if way.startswith(begin) and way != OWN]
         for number, kind in enumerate(("wall time", "processor time")):
@@ -142,10 +144,15 @@ def main() -> None:
                 min(t[number] for t in theirs) / mine[number] for mine, *theirs in pairs if theirs
             ]
             if ratios:
-                print(
-                    f"{kind}: {OWN} is {statistics.median(ratios):.2f} times as fast as {what} "
-                    f"({min(ratios):.2f} to {max(ratios):.2f} over rounds)"
+                median, spread = (
+                    statistics.median(ratios),
+                    f"{min(ratios):.2f} to {max(ratios):.2f}",
                 )
+                row.append(f"{median:.2f} ({spread})")
+                print(
+                    f"{kind}: {OWN} is {median:.2f} times as fast as {what} ({spread} over rounds)"
+                )
+    print(f"| {' | '.join(row)} |")
 
 
 if __name__ == "__main__":
