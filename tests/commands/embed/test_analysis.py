@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
@@ -358,6 +359,39 @@ def test_normalized_on_the_device_is_preprocess_bit_for_bit(resize_dtype: str) -
     expected = preprocess(image, config)
     for found in normalized(batch, config):
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_a_batch_is_normalized_where_the_encoder_is() -> None:
+    """On a GPU that is not here: every step names the device of the pixels."""
+    with FakeTensorMode():
+        levels = torch.zeros(2, 6, 8, 3, dtype=torch.uint8).to("cuda")
+        values = normalized(levels, PreprocessConfig())
+    assert (values.device.type, values.dtype) == ("cuda", torch.float32)
+    assert values.shape == (2, 3, 6, 8)
+
+
+def test_a_setting_that_is_none_and_came_later_makes_no_other_job(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_today = module.settings
+
+    def of_before(*given: Any) -> dict[str, Any]:
+        found = of_today(*given)
+        kept = {key: value for key, value in found["preprocess"].items() if value is not None}
+        assert kept != found["preprocess"]
+        return {**found, "preprocess": kept}
+
+    def embed() -> FolderResult:
+        options = FolderOptions(workers=1, part_rows=8, batch=4)
+        return encode_folder(REQUEST, model, Listing((str(folder),)), tmp_path / "out", options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "settings", of_before)
+        embed()
+    (tmp_path / "out/part-00001.parquet").unlink()
+    again = embed()
+    assert again.rows_encoded == again.rows - 8
+    assert sum(len(rows) for rows in iterate_parts(tmp_path / "out")) == again.rows
 
 
 def arrays(out: Path) -> dict[str, np.ndarray]:

@@ -169,7 +169,8 @@ def begin(
         inputs.path.unlink(missing_ok=True)
         raise
     kept = dataclasses.replace(inputs, path=folder / INPUTS)
-    return Job(folder, kept, settings, int(held["encoder_threads"]))
+    # As they were written: parts repeat them, and a setting may have come since, as none.
+    return Job(folder, kept, held["settings"], int(held["encoder_threads"]))
 
 
 def open_job(folder: Path) -> Job:
