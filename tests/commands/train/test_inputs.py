@@ -198,6 +198,21 @@ def test_without_contents_only_a_single_pair_has_moved_or_another_name() -> None
     assert difference("a/1 a/2", "a/1 b/3") == "1 added (b/3), 1 removed (a/2)"
 
 
+def test_an_image_that_was_left_out_may_be_repaired_or_removed(tmp_path: Path) -> None:
+    """The run never read it: `--check` had found it unreadable."""
+    path = folder(tmp_path / "pictures", 12)
+    for name in ("red/3.png", "red/4.png"):
+        (path / name).write_bytes(b"no image")
+    train.train(path, **SMALL_RUN, check=True, out=tmp_path / "run")
+    (path / "red/3.png").unlink()
+    shutil.copy(path / "red/1.png", path / "red/4.png")
+    again = train.train(path, out=tmp_path / "run", resume=True, device="cpu")
+    assert again.result.val_accuracy is not None
+    (path / "red/5.png").unlink()
+    with pytest.raises(VitcliError, match=r"of the run: 1 removed \(red/5\.png\)$"):
+        train.train(path, out=tmp_path / "run", resume=True, device="cpu")
+
+
 def test_accepted_files_train_and_no_other_moves(place: Path) -> None:
     before = read_inputs(place / "run" / "inputs.jsonl")
     assert before is not None

@@ -187,7 +187,7 @@ def published_files(path: Path) -> tuple[Input, ...]:
 def same_inputs(
     stored: Inputs, now: Inputs, folder: str, accept_new: bool = False, limit: int | None = None
 ) -> Inputs:
-    """The stored sides for the files that are there now.
+    """The stored sides for the files that are there now; what could not be read may be gone.
 
     Args:
         accept_new: new files of known classes train, everything else stays where it was.
@@ -199,11 +199,10 @@ def same_inputs(
         now = replace(now, images=marked(now))
     before = {image.path: image for image in stored.images}
     after = {image.path: image for image in now.images}
+    used = {path: image for path, image in before.items() if image.side != "unreadable"}
     added = [after[path] for path in after if path not in before]
-    removed = [before[path] for path in before if path not in after]
-    changed = [
-        path for path, image in after.items() if path in before and image.is_changed(before[path])
-    ]
+    removed = [image for path, image in used.items() if path not in after]
+    changed = [p for p, image in used.items() if p in after and after[p].is_changed(image)]
     added, removed, moved, renamed = _pairs(added, removed)
     hint = "restore the files, or start another run with another --out"
     lists = [
