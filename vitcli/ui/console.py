@@ -251,7 +251,7 @@ class Bar:
     def line(self, text: str) -> None:
         """A line of its own, above the bar."""
         if _verbosity >= 0:
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(text, markup=False)
 
     def __enter__(self) -> Bar:
         _live.append(self._console)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from vitcli.commands.catalog.analysis import FamiliesResult, PresetsResult
 
 
-LIBRARIES = ("hf", "timm", "open_clip", "openai", "torchvision", "facebookresearch", "google")
+LIBRARIES = (
+    *("hf", "timm", "open_clip", "openai", "torchvision", "facebookresearch", "google"),
+    "OpenGVLab",
+)
 """Words that find families; their names themselves would bring torch."""
 
 

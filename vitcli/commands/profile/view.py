@@ -10,7 +10,7 @@ from rich.table import Table
 
 from vitcli.commands.profile.result import ProfileResult, ProfileRun
 from vitcli.files import data_size
-from vitcli.ui.console import fitted, plural, short, table
+from vitcli.ui.console import fitted, plural, short, stream, table
 from vitcli.ui.figures import (
     ABOVE,
     NARROW,
@@ -74,8 +74,11 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
     if result.fidelity:
         yield _fidelity(result)
     componented = [run for run in result.runs if run.components]
-    if componented:
-        yield _components(componented)
+    for name in dict.fromkeys(label(result, run) for run in componented):
+        runs = [run for run in componented if label(result, run) == name]
+        fit = max(1, (stream().width - COMPONENT_ROOM) // BATCH_ROOM)
+        for start in range(0, len(runs), fit):
+            yield _components(runs[start : start + fit], name)
     for run in result.runs:
         if run.ops:
             yield _operators(run)
@@ -144,25 +147,26 @@ def _fidelity(result: ProfileResult) -> Table:
     return grid
 
 
-def _components(runs: list[ProfileRun]) -> Table:
-    """A row per component; per batch size its own time per step and its share."""
-    grid = table("Components: own time per step and share, per batch size (under the profiler)")
+COMPONENT_ROOM, BATCH_ROOM = 40, 20
+"""Columns of a terminal for names and the share of operations, and for each batch size."""
+
+
+def _components(runs: list[ProfileRun], name: str) -> Table:
+    """A row per component; per batch size of an engine its own time per step and its share."""
+    grid = table(f"Components ({name}): own time per step and share, under the profiler")
     grid.add_column("component", no_wrap=True)
-    ways = {(run.engine, run.dtype) for run in runs}
     for run in runs:
-        way = f", {run.engine} {run.dtype}" if len(ways) > 1 else ""
-        grid.add_column(f"batch {run.batch}{way}", justify="right")
+        grid.add_column(f"batch {run.batch}", justify="right")
         grid.add_column("share", justify="right")
     grid.add_column("share of operations", justify="right")
-    names = list(dict.fromkeys(part.name for run in runs for part in run.components))
-    for name in names:
+    for part_name in dict.fromkeys(part.name for run in runs for part in run.components):
         cells = []
         flop_share = 0.0
         for run in runs:
-            part = {item.name: item for item in run.components}.get(name)
+            part = {item.name: item for item in run.components}.get(part_name)
             cells += ["-", "-"] if part is None else [seconds(part.self_s), f"{part.share:.1%}"]
             flop_share = part.flop_share if part else flop_share
-        grid.add_row(name, *cells, f"{flop_share:.1%}")
+        grid.add_row(part_name, *cells, f"{flop_share:.1%}")
     grid.add_section()
     totals = []
     for run in runs:
@@ -171,7 +175,7 @@ def _components(runs: list[ProfileRun]) -> Table:
             f"{sum(part.share for part in run.components):.1%}",
         ]
     grid.add_row("total", *totals, f"{sum(part.flop_share for part in runs[0].components):.1%}")
-    return fitted(grid, "share of operations", "share")
+    return grid
 
 
 def _operators(run: ProfileRun) -> Table:
