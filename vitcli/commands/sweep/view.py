@@ -326,7 +326,7 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
     would make starting them unsafe.
     """
     ended = 0
-    with progress("", timed=False) as bar:
+    with progress("trials", timed=False) as bar:
         bar(0, total, "starting")
 
         def on_event(event: Event) -> None:
@@ -334,22 +334,22 @@ def sweep_progress(total: int) -> Iterator[Callable[[Event], None]]:
             if event.text:
                 note(event.text)
             words, now = _state(event), event.counts.total - event.counts.left
-            bar(now, event.counts.total, words)
+            bar(now, event.counts.total, ", ".join(words[1:]))  # the bar has the first
             if not bar.live and now != ended:
-                bar.line(words)
+                bar.line(", ".join(words))
             ended = now
 
         yield on_event
 
 
-def _state(event: Event) -> str:
+def _state(event: Event) -> list[str]:
     counts = event.counts
     words = [f"{counts.done}/{counts.total} done", f"{counts.running} running"]
     words += [f"{counts.failed} failed"] if counts.failed else []
     words += [f"{counts.pruned} pruned"] if counts.pruned else []
     if event.seconds_left is not None and counts.left:
         words.append(f"about {duration(event.seconds_left)} left")
-    return ", ".join(words)
+    return words
 
 
 ROW_FACTS = ("wall_s", "attempts", "error", "command", "cwd", "threads", "directory", "host")
