@@ -1,0 +1,23 @@
+"""What the file listing promises: few files, each short enough to be read at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import vitcli
+
+FILES = sorted(Path(vitcli.__file__).parent.rglob("*.py"))
+MOST_FILES = 150
+MOST_LINES = 600
+LONGER = {"hf_processors.py": 800}
+"""A table of some fifty classes and how each resizes."""
+
+
+def test_the_package_has_few_files() -> None:
+    assert len(FILES) <= MOST_FILES
+
+
+def test_each_file_is_read_at_once() -> None:
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in FILES}
+    over = {path.name: n for path, n in lengths.items() if n > LONGER.get(path.name, MOST_LINES)}
+    assert over == {}
