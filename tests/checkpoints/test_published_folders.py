@@ -19,8 +19,9 @@ from timm.models._hub import load_model_config_from_path
 from timm.models._pretrained import PretrainedCfg
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
 
-from tests.checkpoints.parity.originals import internvit
+from tests.checkpoints.parity.originals import internvit, moonvit
 from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.load import plan_weights
 from vitcli.errors import VitcliError
@@ -35,7 +36,7 @@ REFUSED = {
     "alibaba-Logics-Thinking-8B": "a logics checkpoint whose tower (model_type logics, ",
     "bifold-pathomics-MultiScale_Models": "num_reg_tokens = 4",
     "community-Andes_VL": "an andesvl-aimv2-qwen3 checkpoint whose tower (vision_config aimv2, ",
-    "community-LocateAnything-3B": "a locateanything checkpoint whose tower (vision_config moonv",
+    "community-LocateAnything-3B": "image_processor_type: 'LocateAnythingImageProcessor'",
     "community-MiniCPM-V-2": "a minicpmv checkpoint whose tower (model_type minicpmv, ",
     "community-Molmo7B_D_NF4Quant": "a molmo checkpoint whose tower (model_type molmo, ",
     "community-Unlimited-OCR-NPU": "an unlimited-ocr checkpoint whose tower (vision_config vision",
@@ -127,6 +128,8 @@ def of_transformers(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Ten
     kind, named = config["model_type"], (config.get("architectures") or [""])[0]
     if kind == "intern_vit_6b":
         return of_internvit(config)
+    if kind == "locateanything":
+        return of_moonvit(config["vision_config"])
     if config.get("num_register_tokens"):
         made = T.Dinov2WithRegistersConfig(**config)
         model = T.Dinov2WithRegistersModel(made)
@@ -180,6 +183,13 @@ def of_internvit(config: dict[str, Any]) -> tuple[dict[str, Tensor], Told]:
     return internvit(model), facts
 
 
+def of_moonvit(config: dict[str, Any]) -> tuple[dict[str, Tensor], Told]:
+    """The original's code is remote: transformers' own of the same tower, under its names."""
+    own = {key.replace("init_", ""): value for key, value in config.items()}
+    model = Kimi_K25VisionModel(T.Kimi_K25VisionConfig(**own))
+    return {f"vision_model.{key}": tensor for key, tensor in moonvit(model).items()}, {}
+
+
 def built(name: str) -> tuple[dict[str, Tensor], Told]:
     folder, config = PUBLISHED / name, read(f"{name}/config.json")
     clip = read(f"{name}/open_clip_config.json") or (config if "model_cfg" in config else {})
@@ -205,6 +215,7 @@ def test_every_published_config(name: str, tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     if name in REFUSED:
         remote = "auto_map" in read(f"{name}/config.json") or name == "inclusionAI-Ming-omni"
+        remote = remote and name != "community-LocateAnything-3B"
         state = MADE_UP if remote or name in HAND_MADE else built(name)[0]
         with pytest.raises(VitcliError) as caught:
             plan_weights(str(sparse(tmp_path, state)))

@@ -37,14 +37,14 @@ LAYER_KEYS = (
 """Keys of a whole model that say which layers of its tower the language model reads."""
 PREFERRED = ("teacher", "image_tower", "model_ema")
 """Where a file has two towers of one kind, the one whose prefix has one of these is read."""
-_WINDOWS = "positions relative to the query's values, windows filled up with zeros"
-_BETWEEN = "a merger between its blocks"
+_WINDOWS = "biases of the scores computed from the queries, windows filled up with zeros"
+_BETWEEN = "a merger of 2x2 patches between its blocks"
 COMPUTED_OTHERWISE = {
     "sam": _WINDOWS,  # old configs do not name the tower's own kind
     "sam_vision_model": _WINDOWS,
     "sam_hq_vision_model": _WINDOWS,
-    "gemma4_vision": "four norms in a block, a norm of values, attention without a scale",
-    "vjepa2": "patches of two frames, rotations by frame, row and column",
+    "gemma4_vision": "four norms in a block, a norm of values, attention without 1/sqrt(d)",
+    "vjepa2": "rotations of a third of each head's channels by frame, row and column",
     "minicpmv4_6_vision": _BETWEEN,
     "minicpmv4_7_vision": _BETWEEN,
 }

@@ -226,3 +226,35 @@ def _norm(path: str, state: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _dense(path: str, state: dict[str, Any], source: str) -> dict[str, Any]:
     return {f"{path}/kernel": state[source + ".weight"].T, f"{path}/bias": state[source + ".bias"]}
+
+
+MOONVIT = (
+    (r"^layers\.(\d+)\.norm1\.", r"encoder.blocks.\1.norm0."),
+    (r"^layers\.(\d+)\.norm2\.", r"encoder.blocks.\1.norm1."),
+    (r"^layers\.(\d+)\.attn\.proj\.", r"encoder.blocks.\1.wo."),
+    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.blocks.\1.mlp.fc0."),
+    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.blocks.\1.mlp.fc1."),
+    (r"^final_layernorm\.", "encoder.final_layernorm."),
+    (r"^patch_embed\.pos_emb\.position_embeddings$", "patch_embed.pos_emb.weight"),
+)
+
+
+def moonvit(model: Any) -> dict[str, Tensor]:
+    """Kimi's tower as its own code stores it: q, k and v in one, pairs next to each other."""
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in model.state_dict().items():
+        for pattern, replacement in MOONVIT:
+            key = re.sub(pattern, replacement, key)
+        tensors[key] = tensor
+    heads = model.config.num_attention_heads
+    for block in range(model.config.num_hidden_layers):
+        for suffix in ("weight", "bias"):
+            parts = []
+            for part in "qkv":
+                stored = tensors.pop(f"layers.{block}.attn.{part}_proj.{suffix}")
+                by_head = stored.unflatten(0, (heads, -1))  # (H, d, ..)
+                if part != "v":
+                    by_head = by_head.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+                parts.append(by_head.flatten(0, 1))
+            tensors[f"encoder.blocks.{block}.wqkv.{suffix}"] = torch.cat(parts)
+    return tensors

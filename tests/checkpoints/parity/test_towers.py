@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.checkpoints.parity.compare import (
     randomized,
 )
 from tests.checkpoints.parity.hf import SMALL, qwen_outputs
+from tests.checkpoints.parity.originals import moonvit
 from tests.checkpoints.parity.towers import TOWERS, radio
 from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
 from vitcli.build import build_meta
@@ -532,15 +532,6 @@ def test_radio_as_its_own_code_configures_it(tmp_path: Path) -> None:
             load_weights(str(tmp_path))
 
 
-MOONVIT = (
-    (r"^layers\.(\d+)\.norm1\.", r"encoder.blocks.\1.norm0."),
-    (r"^layers\.(\d+)\.norm2\.", r"encoder.blocks.\1.norm1."),
-    (r"^layers\.(\d+)\.attn\.proj\.", r"encoder.blocks.\1.wo."),
-    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.blocks.\1.mlp.fc0."),
-    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.blocks.\1.mlp.fc1."),
-    (r"^final_layernorm\.", "encoder.final_layernorm."),
-    (r"^patch_embed\.pos_emb\.position_embeddings$", "patch_embed.pos_emb.weight"),
-)
 KIMI_SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40}
 KIMI_SIZES |= {"hidden_size": 16}
 KIMIS_OWN: dict[str, dict[str, Any]] = {
@@ -580,21 +571,7 @@ KIMIS_OWN: dict[str, dict[str, Any]] = {
 def test_kimi_as_its_own_code_stores_it(name: str, tmp_path: Path) -> None:
     """q, k and v in one, each head's pairs next to each other, where the library has halves."""
     model = randomized(TOWERS["kimi"].make())
-    tensors: dict[str, Any] = {}
-    for key, tensor in model.state_dict().items():
-        for pattern, replacement in MOONVIT:
-            key = re.sub(pattern, replacement, key)
-        tensors[f"vision_tower.{key}"] = tensor
-    for block in range(2):
-        for suffix in ("weight", "bias"):
-            parts = []
-            for part in "qkv":
-                at = f"vision_tower.layers.{block}.attn.{part}_proj.{suffix}"
-                heads = tensors.pop(at).unflatten(0, (2, 8))  # (H, d, ..)
-                if part != "v":
-                    heads = heads.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
-                parts.append(heads.flatten(0, 1))
-            tensors[f"vision_tower.encoder.blocks.{block}.wqkv.{suffix}"] = torch.cat(parts)
+    tensors = {f"vision_tower.{key}": tensor for key, tensor in moonvit(model).items()}
     tensors["language_model.model.norm.weight"] = torch.ones(4)
     save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(KIMIS_OWN[name]))
