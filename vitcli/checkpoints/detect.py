@@ -43,7 +43,7 @@ COMPUTED_OTHERWISE = {
     "sam": _WINDOWS,  # old configs do not name the tower's own kind
     "sam_vision_model": _WINDOWS,
     "sam_hq_vision_model": _WINDOWS,
-    "gemma4_vision": "four norms in a block, a norm of values, attention without 1/sqrt(d)",
+    "gemma4_vision": "four norms in a block, a norm of values, scores that are not scaled",
     "vjepa2": "rotations of a third of each head's channels by frame, row and column",
     "minicpmv4_6_vision": _BETWEEN,
     "minicpmv4_7_vision": _BETWEEN,

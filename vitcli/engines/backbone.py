@@ -144,7 +144,7 @@ def input_errors(backbone: Backbone, size: tuple[int, int]) -> Iterator[None]:
     try:
         with no_warnings():
             yield
-    except (AssertionError, RuntimeError, ValueError) as error:
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise VitcliError(
             f"{backbone.library}:{backbone.name}: {backbone.library} cannot run an input of "

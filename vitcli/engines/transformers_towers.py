@@ -189,7 +189,7 @@ class _TransformersForward:
     def __call__(self, pixels: Tensor) -> tuple[Tensor | None, ...]:
         if "grid_thw" in self.takes:
             return self._cells(pixels)
-        pixels, given = self._given(pixels)
+        images, (pixels, given) = pixels, self._given(pixels)
         if self.inner is not None:
             return self._classified(pixels, given)
         found = self.tower(pixels, **given)
@@ -200,7 +200,10 @@ class _TransformersForward:
             pooled, output = None, pooled  # a head of its own stands after the pooling
         if pooled is not None and hasattr(self.model, "visual_projection"):
             output = self.model.visual_projection(pooled)
-        return getattr(found, "last_hidden_state", None), pooled, output
+        tokens = getattr(found, "last_hidden_state", None)
+        if tokens is not None and {"target_sizes", "pixel_position_ids"} & self.takes:
+            tokens = self.arrange(tokens, images)
+        return tokens, pooled, output
 
     def _classified(self, pixels: Tensor, given: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
         """Tokens of the encoder in a classifier, the vector that is classified, the logits."""
@@ -223,6 +226,17 @@ class _TransformersForward:
         given: dict[str, Any] = {}
         if "spatial_shapes" in self.takes:
             pixels, given = self._flat(pixels)
+        elif "pixel_position_ids" in self.takes:  # Gemma 4: (x, y) of each patch
+            rows, columns = (side // self.patch for side in pixels.shape[-2:])
+            at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
+            given["pixel_position_ids"] = at.expand(len(pixels), -1, -1).to(pixels.device)
+            pixels, _ = self._flat(pixels)
+        elif "target_sizes" in self.takes:  # MiniCPM-V: all patches in one row of patches
+            p = pixels.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
+            given["target_sizes"] = torch.tensor([p.shape[2:4]] * len(p), dtype=torch.int32)
+            pixels = p.permute(1, 4, 0, 2, 3, 5).flatten(2)[None]  # (1, C, p, B N p)
+        elif "pixel_values_videos" in self.takes:  # V-JEPA 2: one frame, without its predictor
+            pixels, given["skip_predictor"] = pixels[:, None], True
         elif "interpolate_pos_encoding" in self.takes and not self._native(pixels):
             given["interpolate_pos_encoding"] = True
         if "noise" in self.takes:  # the order of its shuffle: none
@@ -232,6 +246,8 @@ class _TransformersForward:
 
     def arrange(self, tokens: Tensor, pixels: Tensor) -> Tensor:
         """(B, T, D), CLS first, in raster order; Qwen keeps one image's tokens cell by cell."""
+        if {"target_sizes", "pixel_position_ids"} & self.takes:  # of all images in one
+            return tokens.reshape(len(pixels), -1, tokens.shape[-1])
         if self.kind == "llama4_vision_model":
             return tokens.roll(1, dims=1)
         if "grid_thw" not in self.takes:

@@ -16,7 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 from torch import nn
+from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4VisionModel
 from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
+from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
+from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.tipsv2.modeling_tipsv2 import Tipsv2VisionModel
 from typer.testing import CliRunner
@@ -43,6 +47,7 @@ from vitcli.commands.encode.analysis import encode
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted
+from vitcli.engines.reference import LibraryEncoder, open_reference
 from vitcli.errors import VitcliError
 from vitcli.loading import load
 
@@ -597,3 +602,70 @@ def test_kimi_as_its_own_code_stores_it(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             theirs = TOWERS["kimi"].outputs(model, pixels)
         assert_close(theirs, ours(loaded.encoder, pixels), TOWERS["kimi"].tolerance)
+
+
+def _gemma4() -> tuple[nn.Module, Callable[[nn.Module, torch.Tensor], torch.Tensor]]:
+    """Patches (row, column, channel) and their (x, y), as its processor gives them."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 8}
+
+    def call(model: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+        found = []
+        for image in pixels:
+            channels, height, width = image.shape
+            p = image.reshape(channels, height // 8, 8, width // 8, 8).permute(1, 3, 2, 4, 0)
+            x, y = torch.meshgrid(
+                torch.arange(width // 8), torch.arange(height // 8), indexing="xy"
+            )
+            at = torch.stack([x, y], dim=-1).reshape(1, -1, 2)
+            found.append(model(p.reshape(1, -1, 8 * 8 * 3), at).last_hidden_state)
+        return torch.stack(found)
+
+    return Gemma4VisionModel(Gemma4VisionConfig(**sizes)), call
+
+
+def _minicpm() -> tuple[nn.Module, Callable[[nn.Module, torch.Tensor], torch.Tensor]]:
+    """Image by image, its patches from left to right in one row."""
+    config = MiniCPMV4_6VisionConfig(**SMALL, insert_layer_id=0)
+
+    def call(model: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+        found = []
+        for image in pixels:
+            grid = torch.tensor([[side // 8 for side in image.shape[1:]]], dtype=torch.int32)
+            strips = [row for band in image.split(8, dim=1) for row in band.split(8, dim=2)]
+            found.append(model(torch.cat(strips, dim=2)[None], grid).last_hidden_state[0])
+        return torch.stack(found)
+
+    return MiniCPMV4_6VisionModel(config), call
+
+
+def _vjepa2() -> tuple[nn.Module, Callable[[nn.Module, torch.Tensor], torch.Tensor]]:
+    sizes = {"patch_size": 8, "crop_size": 48, "frames_per_clip": 2, "hidden_size": 24}
+    sizes |= {"num_attention_heads": 2, "num_hidden_layers": 2, "pred_hidden_size": 24}
+    sizes |= {"pred_num_attention_heads": 2, "pred_num_hidden_layers": 1}
+
+    def call(model: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+        twice = pixels[:, None].expand(-1, 2, -1, -1, -1)  # a frame for each of its two
+        return model(twice, skip_predictor=True).last_hidden_state
+
+    return T.VJEPA2Model(T.VJEPA2Config(**sizes)), call
+
+
+@pytest.mark.parametrize("make", [_gemma4, _minicpm, _vjepa2])
+def test_what_is_refused_runs_by_its_own_library(make: Callable[[], Any], tmp_path: Path) -> None:
+    """The hint of the refusal, and the tokens of a batch beside direct calls."""
+    model, call = make()
+    model = randomized(model)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(VitcliError, match="is not supported: ") as caught:
+        plan_weights(str(tmp_path))
+    assert "--engine reference" in caught.value.hint
+    pixels = images(48, 48)
+    backbone = open_reference(str(tmp_path), dtype=torch.float64)
+    with torch.no_grad():
+        theirs = call(model, pixels)
+        found = backbone.run(pixels)
+    assert found.tokens is not None
+    assert_close(Outputs(tokens=theirs), Outputs(tokens=found.tokens), 1e-6)
+    encoder = LibraryEncoder(open_reference(str(tmp_path)), (48, 48))
+    assert encoder(pixels.float()).pooled.shape == (2, theirs.shape[-1])
