@@ -207,6 +207,7 @@ class _TransformersForward:
 
     def _classified(self, pixels: Tensor, given: Mapping[str, Any]) -> tuple[Tensor | None, ...]:
         """Tokens of the encoder in a classifier, the vector that is classified, the logits."""
+        assert self.inner is not None
         kept: dict[str, Any] = {}
         last = getattr(self.model, "classifier", nn.Identity())
         hooks = [

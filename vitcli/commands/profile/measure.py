@@ -171,7 +171,7 @@ class Session:
         times = self._times(len(images), {key: steps[key] for key in alive}, [*yards.values()])
         for key in alive:
             yard = yards.get(key[1])
-            run = self._figures(runs[key], times[key], yard and yard.gflops)
+            run = self._figures(runs[key], times[key], None if yard is None else yard.gflops)
             runs[key] = self._recorded(run, steps[key])
             plain = [k for k in alive if k[1] == key[1] and ENGINES[k[0]].hooks]
             for base, kept in ((alive[:1], self.comparisons), (plain[:1], self.beside_plain)):
