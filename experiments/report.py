@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 SWEEPS = HERE.parent / "vitcli" / "commands" / "sweep" / "shipped"
 FIGURES = {
     "cnn-or-vit": ("--metric", "accuracy", "--group", "data.train_limit,config"),
+    "cnn-or-vit-shapes": ("--metric", "accuracy", "--group", "data.train_size,config"),
     "ffn-steps": ("--metric", "val_loss", "--plot-kind", "bars"),
     "lora-rank": ("--metric", "accuracy", "--where", "lr!=1e-9", "--group", "lora_rank,lr",
                   "--plot-kind", "bars"),
@@ -49,6 +50,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "ffn-steps": ("mlp_hidden",),
     "ffn-parameters": ("mlp_hidden",),
     "cnn-or-vit": ("config",),
+    "cnn-or-vit-shapes": ("config",),
     "patch-few-images": ("patch_size",),
     "warmup-photos": ("warmup",),
     "distillation": ("distillation",),

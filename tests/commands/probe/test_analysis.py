@@ -157,6 +157,9 @@ def test_numbers_are_predicted_by_ridge() -> None:
     assert result.regression.low < 1 - 0.25 / values.var() < result.regression.high
     assert result.verdict.startswith("R² 0.9") and result.verdict_code == "better"
     assert single(vectors, rng.normal(size=80)).verdict_code == "no better"
+    outlier = np.where(np.arange(80) == 7, 9.0, 0.0) + vectors @ np.array([30.0, 2, 3, 4])
+    found = single(vectors, outlier).regression  # one large error: a wide interval near 1
+    assert found is not None and found.r2 < found.high == 1.0
 
 
 def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:

@@ -154,7 +154,8 @@ class Trial:
                 for said, (_, test) in zip(answers.said, self.splits.rounds, strict=True)
             ]
             error = float(np.concatenate(gaps).mean())
-            score = RegressionScore("ridge", 1 - answers.mean, 1 - high, 1 - low, error)
+            most = min(1 - low, 1.0)  # no squared error is below zero
+            score = RegressionScore("ridge", 1 - answers.mean, 1 - high, most, error)
             return (), score, answers
         found = dict(evaluate.classify(encoder.vectors, self.numbers, self.splits, self.k))
         scores = []
