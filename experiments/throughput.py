@@ -1,6 +1,7 @@
 """How much of the slower stage's speed `vitcli embed` keeps.
 
     python experiments/throughput.py [--images 144] [--size 4000x3000] [--rounds 3] [--workers 1 2]
+    python experiments/throughput.py --images 6000 --size 500x375 --only decoding null
 
 Decoding alone (Pillow's own open, convert and resize in as many processes, nothing behind them),
 encoding alone (the same batches, nothing before them), `vitcli embed` with an encoder of one tiny
@@ -10,12 +11,14 @@ share of decoding alone, the job's share of the slower stage, and its share of w
 allow: an image costs processes / decoding + threads / encoding seconds of a core, whatever
 overlaps with what. Then the main process's own time per image with the null encoder: the images
 per second that one core of it could pass on. Last, what `Model.transform` costs a core per image,
-with its pixels as normalized floats, beside Pillow alone.
+with its pixels as normalized floats, beside Pillow alone. `--only` leaves stages out; a job starts
+its processes and lists its files, which decoding alone does not: many small images spread that.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import shutil
@@ -34,6 +37,7 @@ import vitcli
 sys.path.insert(0, str(Path(__file__).parent))
 from embedding import draw
 
+STAGES = ("decoding", "encoding", "null", "embed")
 NULL = {"encoder.patch_size": 32, "encoder.hidden": 8, "encoder.depth": 1, "encoder.heads": 1}
 
 
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, nargs="+", default=sorted({max(1, cores - 1), cores})
     )
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--preset", default="vit-ti16")
     asked = parser.parse_args()
     model = vitcli.load(asked.preset, device="cpu")
@@ -129,6 +134,9 @@ def main() -> None:
         start: list[float] = []
         for _ in range(asked.rounds):
             for (workers, stage), measured in rates.items():
+                if stage not in asked.only:
+                    measured.append(math.nan)
+                    continue
                 start.append(time.perf_counter())
                 stages[stage](workers)
                 measured.append(asked.images / (time.perf_counter() - start[-1]))
@@ -150,7 +158,7 @@ def main() -> None:
             f"{workers:7} {decode:9.2f} {encode:9.2f} {nothing:13.2f} {nothing / decode:12.2f} "
             f"{both:13.2f} {both / min(decode, encode):20.2f} {both / most:24.2f}"
         )
-    own = statistics.median(main_s)
+    own = statistics.median(main_s or [math.nan])
     print(f"main process: {own * 1e3:.2f} ms per image, so {1 / own:.0f} img/s on one core of it")
     ratios = [b / a for a, b in zip(pillow, own_way, strict=True)]
     print(
