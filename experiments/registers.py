@@ -3,17 +3,18 @@
     python experiments/registers.py --out runs/registers
 
 For every seed it trains the shapes encoder with 0 and with 4 registers by `vitcli train-shapes`,
-asks `vitcli attn-entropy` about each run on the same unseen images, and writes the table and the
-figure into README.md beside this file (block `registers`). What is there already is not trained
-again. Where the trained DINOv2-S/14 without registers is present (--trained), its outliers are told
-too. Options that this script does not know go to `vitcli train-shapes`.
+asks `vitcli attn-entropy` about each run on the same unseen images, and stores what was measured in
+results/registers.json. Where the trained DINOv2-S/14 without registers is present (--trained), its
+layers are measured too. The table and the figure in README.md beside this file (block `registers`)
+are made of the stored results; `--report` makes them anew and measures nothing. What is there
+already is not trained again. Options that this script does not know go to `vitcli train-shapes`.
+Needs scipy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy import stats
 
 import vitcli as api
 
@@ -70,92 +72,26 @@ def unseen_images(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def measures(run: dict[str, Any], model: dict[str, Any]) -> dict[str, float]:
-    """The numbers of the table for one run."""
-    last = model["layers"][-1]
-    ratio = max(layer["patch_norm_max"] / layer["patch_norm_median"] for layer in model["layers"])
-    return {
-        "validation accuracy": run["val_accuracy"],
-        "last-layer entropy / log N": last["entropy_normalised"],
-        "last-layer entropy of CLS, nats": last["entropy_cls"],
-        "last-layer attention distance, px": last["attention_distance_px"],
-        "CLS attention on registers, last layer": last["cls_mass"]["registers"],
-        "outlier share, last layer": last["outlier_share"],
-        "outlier share, worst layer": max(layer["outlier_share"] for layer in model["layers"]),
-        "largest patch norm / median, worst layer": ratio,
-    }
+LAYER = (
+    *("layer", "entropy_normalised", "entropy_cls", "attention_distance_px", "outlier_share"),
+    *("patch_norm_median", "patch_norm_max", "cls_mass"),
+)
+"""What is stored of a layer."""
 
 
-def spread(values: list[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.4f}"
-    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+def measured(model: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: layer[key] for key in LAYER} for layer in model["layers"]]
 
 
-def table(rows: dict[int, list[dict[str, float]]]) -> str:
-    """Mean ± standard deviation over seeds, and the difference paired by seed."""
-    none, some = (rows[count] for count in REGISTERS)
-    lines = [
-        f"| {len(none)} seeds | {REGISTERS[0]} registers | {REGISTERS[1]} registers "
-        "| difference, paired |",
-        "|---|---|---|---|",
-    ]
-    for name in none[0]:
-        a, b = [row[name] for row in none], [row[name] for row in some]
-        gaps = [y - x for x, y in zip(a, b, strict=True)]
-        lines.append(f"| {name} | {spread(a)} | {spread(b)} | {spread(gaps)} |")
-    return "\n".join(lines) + "\n"
-
-
-def figure(models: dict[int, list[dict[str, Any]]], rows: dict[int, list[dict[str, float]]]) -> Any:
-    drawing = Figure(figsize=(12, 3.8), layout="constrained")
-    entropy, norms, accuracy = drawing.subplots(1, 3)
-    for place, count in enumerate(REGISTERS):
-        color = f"C{place}"
-        layers = [model["layers"] for model in models[count]]
-        x = [layer["layer"] for layer in layers[0]]
-        curves = {
-            entropy: [[layer["entropy_normalised"] for layer in run] for run in layers],
-            norms: [[r["patch_norm_max"] / r["patch_norm_median"] for r in run] for run in layers],
-        }
-        for axes, values in curves.items():
-            array = np.array(values)
-            mean, deviation = array.mean(0), array.std(0, ddof=1) if len(array) > 1 else 0.0
-            axes.plot(x, mean, marker="o", ms=3, color=color, label=f"{count} registers")
-            axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.2, lw=0)
-        points = [row["validation accuracy"] for row in rows[count]]
-        accuracy.plot([place] * len(points), points, "o", color=color)
-    entropy.set_title("entropy / log N by block, ± sd over seeds", fontsize=10)
-    norms.set_title("largest patch norm / median by block", fontsize=10)
-    norms.axhline(3, color="gray", linestyle="--", lw=1, label="outlier cut")
-    accuracy.set_title("validation accuracy, a point a seed", fontsize=10)
-    accuracy.set_xticks(range(len(REGISTERS)), [f"{count} registers" for count in REGISTERS])
-    accuracy.set_xlim(-0.5, len(REGISTERS) - 0.5)
-    for axes in (entropy, norms):
-        axes.set_xlabel("block")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    accuracy.grid(alpha=0.3)
-    return drawing
-
-
-def trained_encoder(weights: Path, images: list[str], size: int) -> str:
-    """The norms of a trained encoder's patch tokens by block, as a table."""
+def trained_encoder(weights: Path, images: list[str], size: int) -> dict[str, Any]:
+    """The layers of a trained encoder."""
     answer = vitcli("attn-entropy", *images, "--weights", weights, "--image-size", str(size))
     model = answer["models"][0]
-    lines = [
-        f"{model['name']}, {model['registers']} registers, {model['tokens']} tokens, "
-        f"{len(model['images'])} photographs at {size} px. Outliers: {answer['outlier_rule']}.\n",
-        "| block | entropy / log N | median norm | largest norm | largest / median | outliers |",
-        "|---|---|---|---|---|---|",
-    ]
-    for layer in model["layers"]:
-        median, largest = layer["patch_norm_median"], layer["patch_norm_max"]
-        lines.append(
-            f"| {layer['layer']} | {layer['entropy_normalised']:.3f} | {median:.2f} | "
-            f"{largest:.2f} | {largest / median:.2f} | {layer['outlier_share']:.2%} |"
-        )
-    return "\n".join(lines) + "\n"
+    found = {key: model[key] for key in ("name", "registers", "tokens")}
+    return {
+        **found, "images": len(model["images"]), "size": size, "rule": answer["outlier_rule"],
+        "layers": measured(model),
+    }  # fmt: skip
 
 
 def photographs() -> list[str]:
@@ -164,6 +100,117 @@ def photographs() -> list[str]:
 
     folder = files("sklearn.datasets") / "images"
     return [str(folder / name) for name in ("china.jpg", "flower.jpg")]
+
+
+# -- from the stored results ---------------------------------------------------------------------
+
+
+def ratio(layer: dict[str, Any]) -> float:
+    """Largest norm of a patch token over the median."""
+    return float(layer["patch_norm_max"] / layer["patch_norm_median"])
+
+
+def measures(run: dict[str, Any]) -> dict[str, float]:
+    """The numbers of the table for one run."""
+    layers = run["layers"]
+    last = layers[-1]
+    return {
+        "validation accuracy": run["val_accuracy"],
+        "last-layer entropy / log N": last["entropy_normalised"],
+        "last-layer entropy of CLS, nats": last["entropy_cls"],
+        "last-layer attention distance, px": last["attention_distance_px"],
+        "CLS attention on registers, last layer": last["cls_mass"]["registers"],
+        "outlier share, worst layer": max(layer["outlier_share"] for layer in layers),
+        "largest patch norm / median, worst layer": max(map(ratio, layers)),
+    }
+
+
+def runs_of(stored: dict[str, Any], registers: int) -> list[dict[str, Any]]:
+    return [run for run in stored["runs"] if run["registers"] == registers]
+
+
+def spread(values: list[float]) -> str:
+    return f"{np.mean(values):.3f}" + (f" ± {np.std(values, ddof=1):.3f}" if values[1:] else "")
+
+
+def paired(gaps: list[float]) -> str:
+    """Mean and Student's 95% interval, as `a - b [low, high]`."""
+    if len(gaps) < 2 or not np.ptp(gaps):
+        return f"{np.mean(gaps):+.3f}"
+    low, high = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    return f"{np.mean(gaps):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def table(stored: dict[str, Any]) -> str:
+    """Mean ± standard deviation over seeds, and the difference paired by seed."""
+    none, some = (list(map(measures, runs_of(stored, count))) for count in REGISTERS)
+    lines = [
+        f"| {len(none)} seeds | {REGISTERS[0]} registers | {REGISTERS[1]} registers "
+        f"| {REGISTERS[1]} - {REGISTERS[0]}, paired, 95% interval |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name in none[0]:
+        a, b = [row[name] for row in none], [row[name] for row in some]
+        gaps = [y - x for x, y in zip(a, b, strict=True)]
+        lines.append(f"| {name} | {spread(a)} | {spread(b)} | {paired(gaps)} |")
+    return "\n".join(lines) + "\n"
+
+
+def trained_table(model: dict[str, Any]) -> str:
+    """The norms of a trained encoder's patch tokens by block."""
+    lines = [
+        f"{model['name']}, {model['registers']} registers, {model['tokens']} tokens, "
+        f"{model['images']} photographs at {model['size']} px. Outliers: {model['rule']}.\n",
+        "| block | entropy / log N | median norm | largest norm | largest / median | outliers |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for layer in model["layers"]:
+        lines.append(
+            f"| {layer['layer']} | {layer['entropy_normalised']:.3f} | "
+            f"{layer['patch_norm_median']:.2f} | {layer['patch_norm_max']:.2f} | "
+            f"{ratio(layer):.2f} | {layer['outlier_share']:.2%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def block(stored: dict[str, Any]) -> str:
+    """What stands in the README."""
+    trained = [trained_table(stored["trained"])] if stored["trained"] else []
+    picture = "![entropy, norms and accuracy with and without registers](figures/registers.png)\n"
+    return "\n".join([f"`{stored['command']}`:\n", table(stored), *trained, picture])
+
+
+def figure(stored: dict[str, Any]) -> Figure:
+    drawing = Figure(figsize=(12, 3.8), layout="constrained")
+    entropy, norms, accuracy = drawing.subplots(1, 3)
+    for place, count in enumerate(REGISTERS):
+        color = f"C{place}"
+        runs = runs_of(stored, count)
+        layers = [run["layers"] for run in runs]
+        x = [layer["layer"] for layer in layers[0]]
+        curves = {
+            entropy: [[layer["entropy_normalised"] for layer in run] for run in layers],
+            norms: [list(map(ratio, run)) for run in layers],
+        }
+        for axes, values in curves.items():
+            array = np.array(values)
+            mean, deviation = array.mean(0), array.std(0, ddof=1) if len(array) > 1 else 0.0
+            axes.plot(x, mean, marker="o", ms=3, color=color, label=f"{count} registers")
+            axes.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.2, lw=0)
+        points = [run["val_accuracy"] for run in runs]
+        accuracy.plot([place] * len(points), points, "o", color=color)
+    entropy.set_title("entropy / log N by block, ± sd over seeds", fontsize=10)
+    norms.set_title("largest patch norm / median by block", fontsize=10)
+    norms.axhline(3, color="gray", linestyle="--", lw=1, label="outlier cut")
+    accuracy.set_title("validation accuracy, one dot per seed", fontsize=10)
+    accuracy.set_xticks(range(len(REGISTERS)), [f"{count} registers" for count in REGISTERS])
+    accuracy.set_xlim(-0.5, len(REGISTERS) - 0.5)
+    for axes in (entropy, norms):
+        axes.set_xlabel("block")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    accuracy.grid(alpha=0.3)
+    return drawing
 
 
 def write_block(readme: Path, text: str) -> None:
@@ -182,39 +229,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/registers"))
     parser.add_argument("--readme", type=Path, default=Path(__file__).parent / "README.md")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--images", type=int, default=256, help="unseen shapes to attend to")
     parser.add_argument("--trained", type=Path, default=Path("../shared/dinov2-small"))
     parser.add_argument("--trained-size", type=int, default=518)
     parser.add_argument("--photo", action="append", help="photographs for the trained encoder")
+    parser.add_argument("--report", action="store_true", help="from the stored results alone")
     options, extra = parser.parse_known_args()  # the rest goes to train-shapes
 
+    results = options.readme.parent / "results" / "registers.json"
+    if not options.report:
+        results.parent.mkdir(exist_ok=True)
+        results.write_text(json.dumps(measure(options, extra)) + "\n")
+    stored = json.loads(results.read_text())
+    drawing = options.readme.parent / "figures" / "registers.png"
+    drawing.parent.mkdir(exist_ok=True)
+    figure(stored).savefig(drawing, dpi=90)
+    write_block(options.readme, block(stored))
+    print(block(stored))
+
+
+def measure(options: argparse.Namespace, extra: list[str]) -> dict[str, Any]:
     images = unseen_images(options.out / "images", options.images)
-    rows: dict[int, list[dict[str, float]]] = {count: [] for count in REGISTERS}
-    models: dict[int, list[dict[str, Any]]] = {count: [] for count in REGISTERS}
+    runs = []
     for seed in range(options.seeds):
         for count in REGISTERS:
             folder = options.out / f"registers-{count}-seed-{seed}"
             run = train(folder, count, seed, extra)
             answer = vitcli("attn-entropy", *images, "--weights", folder)
-            models[count].append(answer["models"][0])
-            rows[count].append(measures(run, answer["models"][0]))
+            found = {"registers": count, "seed": seed, "val_accuracy": run["val_accuracy"]}
+            runs.append({**found, "layers": measured(answer["models"][0])})
             print(f"{folder.name}: accuracy {run['val_accuracy']:.4f}", file=sys.stderr)
-
-    text = table(rows)
+    trained = None
     if options.trained.is_dir():
         photos = options.photo or photographs()
-        text += "\n" + trained_encoder(options.trained, photos, options.trained_size)
+        trained = trained_encoder(options.trained, photos, options.trained_size)
     else:
-        print(f"{options.trained} is absent: its outliers are not told", file=sys.stderr)
-    drawing = options.readme.parent / "figures" / "registers.png"
-    drawing.parent.mkdir(exist_ok=True)
-    figure(models, rows).savefig(drawing, dpi=90)
-    text += "\n![entropy, norms and accuracy with and without registers](figures/registers.png)\n"
-    extra_words = f" {' '.join(extra)}" if extra else ""
-    text = f"`registers.py --seeds {options.seeds}{extra_words}`:\n\n{text}"
-    write_block(options.readme, text)
-    print(text)
+        print(f"{options.trained} is absent: its layers are not measured", file=sys.stderr)
+    command = " ".join(["registers.py --seeds", str(options.seeds), *extra])
+    return {"command": command, "runs": runs, "trained": trained}
 
 
 if __name__ == "__main__":

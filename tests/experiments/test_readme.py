@@ -224,6 +224,13 @@ def test_a_number_that_no_table_has_is_found() -> None:
     assert not is_rounded("0.05", numbers(table))
 
 
+@pytest.mark.parametrize("part", SECTIONS.values(), ids=list(SECTIONS))
+def test_a_section_says_all_of_a_claim(part: str) -> None:
+    words = ["Expected", "Measured", "How sure", "What would change it"]
+    if "recipe-search" not in split(part)[0]:  # a tool at work, no claim
+        assert [w for w in ["Question", *words] if f"\n*{w}" not in f"\n{part}"] == []
+
+
 SUMMARY = re.findall(r"^\| \[([^]]*)\]\(#([^)]*)\) \|(.*)$", TEXT, re.MULTILINE)
 
 
