@@ -17,6 +17,7 @@ from vitcli.ui.figures import (
     abreast,
     across,
     caption,
+    chance_line,
     count_along_x,
     fill,
     new_figure,
@@ -105,6 +106,8 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
     panels = list(drawing.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels, names, strict=False):
         DRAW[kind](axes, report, name)
+        if name in report.chance and kind in ("bars", "lines", "search"):
+            chance_line(axes, report.chance[name])
     for axes in panels[len(names) :]:
         axes.remove()
     drawing.suptitle(textwrap.fill(report.question or report.name, _characters()))

@@ -118,6 +118,7 @@ def report(
         comparisons=_comparisons(sweep, trials, groups, keys, view.power),
         better={name: m.better for name, m in sweep.metrics.items() if m.better},
         labels=_labels(sweep),
+        chance={name: m.chance for name, m in sweep.metrics.items() if m.chance is not None},
         drawn=drawn,
         distinct=distinct,
         power_for=view.power,

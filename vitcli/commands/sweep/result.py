@@ -180,6 +180,8 @@ class SweepReport(Result):
     """Metrics of which it is known which end is better: higher or lower."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """How figures name a key or a metric, with its unit."""
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """What guessing has of a metric."""
     drawn: int = 0
     """Points drawn by `random` or `search`; 0 without."""
     distinct: int = 0

@@ -415,6 +415,8 @@ class MetricSection(Section):
     label: str = ""
     unit: str = ""
     better: Literal["higher", "lower"] | None = None
+    chance: float | None = None
+    """What guessing has; a line of figures."""
 
 
 class CurveSection(Section):
