@@ -127,6 +127,15 @@ def test_a_figure_says_how_many_trials_its_means_are_of() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["bars", "lines"])
+def test_the_chance_of_a_metric_is_a_line_with_its_name(kind: str) -> None:
+    report = replace(made(lr=[1e-4, 1e-3, 1e-2]), chance={"score": 0.25})
+    drawing = figure(report, kind=kind)
+    lines = {str(line.get_label()): line.get_ydata() for line in drawing.axes[0].get_lines()}
+    assert list(lines["chance (0.25)"]) == [0.25, 0.25]
+    assert "chance (0.25)" in [text.get_text() for text in drawing.legends[0].get_texts()]
+
+
 def test_pruned_trials_are_crosses_at_their_last_value() -> None:
     report = made("maximize score", lr=[1, 2, 3])
     trials = [
