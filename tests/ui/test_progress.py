@@ -33,6 +33,7 @@ def test_a_million_images_are_counted_whole_at_80_columns(
         bar(800_050, 1_000_000, "failed: 123,456 corrupt")
     shown = re.sub(r"\x1b\[[?\d;]*\w", "", capsys.readouterr().err)
     assert "800050/1000000 16.7 img/s, 3 h 20 min left, failed: 123,456 corrupt" in shown
+    assert max(map(len, re.split(r"[\r\n]+", shown))) == 77, "no room for the terminal's own ^C"
 
 
 @pytest.mark.usefixtures("terminal")

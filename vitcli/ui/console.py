@@ -184,6 +184,7 @@ class Bar:
     """
 
     def __init__(self, title: str, timed: bool, unit: str, lines: Lines) -> None:
+        from rich.constrain import Constrain
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -194,7 +195,14 @@ class Bar:
         )
         from rich.table import Column
 
-        self._console = stream(stderr=True)
+        class Narrow(Progress):
+            """With room for the ^C that a terminal echoes: on a line of its own it would leave the
+            bar above it where the run was interrupted."""
+
+            def get_renderable(self) -> Any:
+                return Constrain(super().get_renderable(), console.width - 3)
+
+        console = self._console = stream(stderr=True)
         self.live = self._console.is_terminal and _verbosity >= 0
         columns: list[ProgressColumn] = [  # the bar takes what the text leaves
             TextColumn("{task.description}", markup=False),
@@ -204,7 +212,7 @@ class Bar:
         ]
         if timed:
             columns.append(TimeRemainingColumn())
-        self._progress = Progress(
+        self._progress = Narrow(
             *columns,
             console=self._console,
             transient=True,
