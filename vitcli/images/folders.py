@@ -208,6 +208,7 @@ def _is_split(name: str) -> bool:
     return name.strip().lower() in SPLITS
 
 
+@functools.lru_cache(4096)
 def split_of(name: str) -> tuple[str | None, str]:
     """The split that a folder is named for, and what else its name says.
 
