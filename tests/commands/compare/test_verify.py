@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 import vitcli
 from tests.checkpoints.parity import hf, open_clip_models, timm_models
 from tests.checkpoints.parity.compare import randomized
+from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.parity.vlms import WHOLE
 from tests.checkpoints.sources import SQUASH
 from vitcli.cli import app
@@ -116,6 +118,20 @@ def test_every_way_a_library_calls_its_tower(
     result = verify(source, dtype="float64")
     assert result.equal, (result.verdict, result.checked)
     assert {"pixels", "layer 0", "layer 2"} <= {one.name for one in result.checked}
+
+
+def test_kimis_patches_are_row_by_row(tmp_path: Path) -> None:
+    """Of the tower and of the processor, on a grid that is not square."""
+    randomized(TOWERS["kimi"].make()).float().save_pretrained(tmp_path)
+    processor = {"size": {"max_height": 16, "max_width": 16}, "patch_size": 8, "merge_size": 2}
+    transformers.Kimi_K25ImageProcessor(**processor).save_pretrained(tmp_path)
+    picture = np.random.default_rng(0).integers(0, 256, (33, 50, 3), dtype=np.uint8)
+    result = verify(tmp_path, picture, dtype="float64")
+    assert result.equal, (result.verdict, result.checked)
+    names = [one.name for one in result.checked]
+    assert names == ["pixels", "layer 0", "layer 1", "layer 2", "tokens"]
+    rows, columns = next(one.shape for one in result.checked if one.name == "pixels")[-2:]
+    assert (rows, columns) == (48, 64)  # whole cells of 2 x 2 patches
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,11 @@ def verify_model(
     failed: list[FailedImage] = []
     names: list[str] = []
     notes: list[str] = []
-    pictures = picture_list(images) or [synthetic_image(model.input_size)]
+    given = picture_list(images)
+    pictures = given or [synthetic_image(model.input_size)]
     seconds: list[tuple[float, float]] = []
     for number, picture in enumerate(pictures, start=1):
-        name = picture_name(picture, number) if images else "synthetic"
+        name = picture_name(picture, number) if given else "synthetic"
         try:
             decoded = read_picture(picture).image
         except ImageError as error:
