@@ -165,7 +165,7 @@ class _TransformersForward:
         self.patch = getattr(tower.config, "patch_size", 1)
         self.kind = tower.config.model_type
         inner = model.base_model if tower is model else tower
-        self.inner = inner if "ForImageClassification" in type(model).__name__ else None
+        self.inner: Any = inner if "ForImageClassification" in type(model).__name__ else None
         self.normed: list[Tensor] = []
         if norm := JOINED_AFTER.get(self.kind):
             keep = self.normed.append
