@@ -113,7 +113,8 @@ class Result:
         """The result's main table, a dict per row: its scalars, and those of what holds it.
 
         That is the list at `rows_at` (`models.layers`: one row per layer of each model); a result
-        without a list has one row. Nested fields have dotted names; lists are JSON.
+        without a list, or with an empty one, has one row. Nested fields have dotted names; lists
+        are JSON.
         """
         plain = to_plain(self)
         if not self.rows_at:
@@ -127,7 +128,8 @@ class Result:
                 for before, holder in outer
                 for item in holder[name]
             ]
-        return [before | _row(item) for before, holder in outer for item in holder[last]]
+        rows = [before | _row(item) for before, holder in outer for item in holder[last]]
+        return rows or [_row(plain)]
 
     def to_csv(self) -> str:
         """`records()` as CSV (RFC 4180), numbers unrounded; see `csv_text`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -231,6 +233,13 @@ def test_the_vectors_in_two_dimensions(photos: Path, tmp_path: Path) -> None:
     text = drawn.read_text()
     for said in ("cat", "dog", "principal component 1", "3 of 4 images"):
         assert f">{said}" in text
+    page = tmp_path / "x.html"
+    again = ("--plot", page, "--result-format", "csv")
+    told = run(*classes, "--out", tmp_path / "out", *SMALL, *again, code=1)
+    (row,) = pd.read_csv(io.StringIO(told.stdout)).to_dict("records")
+    assert (row["rows"], row["ok"], row["rows_encoded"]) == (4, 3, 0)
+    assert "3 of 4 images; 3 with a picture" in page.read_text()
+    assert page.read_text().count("data:image/jpeg;base64,") == 3
     patches = ("--out", tmp_path / "p", "--tokens=patch", "--plot", drawn)
     refused = run(*classes, *patches, *SMALL, code=2)
     assert "one vector per image" in refused.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -98,8 +98,6 @@ class VectorColumn:
 @dataclass(frozen=True)
 class FolderResult(Result):
     """The answer of `vitcli embed PATH... --out DIR`; counts are of this run's share."""
-
-    rows_at: ClassVar[str] = "failures"
 
     model: ModelInfo
     engine: str
