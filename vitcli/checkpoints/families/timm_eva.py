@@ -191,6 +191,7 @@ FREQUENCIES = From(("rope.freqs",), lambda t: t.flip(0))
 MIXED = replace(
     ROPE,
     name="timm-eva-rope-mixed",
+    verified="tiny random models, from files with config.json",
     signature=(*ROPE.signature, "rope.freqs"),
     absent=("pos_embed",),
     renames={**ROPE.renames, "front_end.position.frequencies": FREQUENCIES},
