@@ -234,8 +234,9 @@ def test_the_vectors_in_two_dimensions(photos: Path, tmp_path: Path) -> None:
     for said in ("cat", "dog", "principal component 1", "3 of 4 images"):
         assert f">{said}" in text
     page = tmp_path / "x.html"
-    again = ("--plot", page, "--result-format", "csv")
+    again = ("--plot", page, "--result-format", "csv", "-q")
     told = run(*classes, "--out", tmp_path / "out", *SMALL, *again, code=1)
+    assert told.stderr == ""
     (row,) = pd.read_csv(io.StringIO(told.stdout)).to_dict("records")
     assert (row["rows"], row["ok"], row["rows_encoded"]) == (4, 3, 0)
     assert "3 of 4 images; 3 with a picture" in page.read_text()

@@ -26,7 +26,6 @@ from vitcli.ui.console import (
     short,
     show,
     status,
-    stream,
     table,
 )
 from vitcli.ui.figures import (
@@ -257,7 +256,7 @@ def embed(
         folder = Path(result.out)
         read = partial(job.thumbnails, folder)
         draw_plane(job.vectors_in_plane(folder, projection), plot, read)
-    stream(stderr=True).print(summary(result), markup=False)
+    note(summary(result))
     show(result, form)
     if result.failed:
         raise typer.Exit(1)
