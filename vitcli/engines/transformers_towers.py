@@ -165,7 +165,9 @@ class _TransformersForward:
         self.patch = getattr(tower.config, "patch_size", 1)
         self.kind = tower.config.model_type
         inner = model.base_model if tower is model else tower
-        self.inner: Any = inner if "ForImageClassification" in type(model).__name__ else None
+        classifies = "ForImageClassification" in type(model).__name__
+        reads = next(iter(inspect.signature(model.forward).parameters))  # not a VLM's token ids
+        self.inner: Any = inner if classifies and reads == "pixel_values" else None
         self.normed: list[Tensor] = []
         if norm := JOINED_AFTER.get(self.kind):
             keep = self.normed.append
