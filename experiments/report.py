@@ -123,6 +123,7 @@ def store(name: str, place: Path) -> None:
             **{key: trial[key] for key in ("id", "state", "wall_s")},
             "params": {key: trial["params"][key] for key in varied},
             "metrics": trial["metrics"],
+            **({"last_value": last} if (last := trial["last_value"]) is not None else {}),
         })
         for trial in report["trials"]
         if trial["params"]
@@ -141,13 +142,17 @@ def unpack(name: str, place: Path) -> None:
     }
     text = re.sub(r"^(metrics|curve):.*\n([ #].*\n)*", "", text, flags=re.MULTILINE)
     (place / "sweep.yaml").write_text(f"name: {name}\nmetrics: {json.dumps(metrics)}\n{text}")
-    for trial in json.loads(results(name).read_text()):
+    same = sweep["base"] if "search" in sweep else {}
+    for drawn, trial in enumerate(json.loads(results(name).read_text())):
         folder = place / "trials" / trial["id"]
         folder.mkdir(parents=True)
         config = {"command": sweep["command"], "run": "", "argv": [], "cwd": ""}
-        (folder / "config.yaml").write_text(json.dumps({**config, "params": trial["params"]}))
+        (folder / "config.yaml").write_text(
+            json.dumps({**config, "params": same | trial["params"]})
+        )
         (folder / "result.json").write_text(json.dumps(trial["metrics"]))
         status = {"state": trial["state"], "wall_s": trial["wall_s"], "attempts": 1}
+        status |= {"started": float(drawn), "last_value": trial.get("last_value")}
         (folder / "status").write_text(json.dumps(status))
 
 
