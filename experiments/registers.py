@@ -28,6 +28,8 @@ from scipy import stats
 import vitcli as api
 
 REGISTERS = (0, 4)
+COLORS = ("#0072B2", "#D55E00")
+"""Blue and vermilion of Okabe and Ito, which color-blind readers can distinguish."""
 UNSEEN = 10_000_000
 """Images from this index on are neither in the training nor in the validation set."""
 
@@ -184,7 +186,7 @@ def figure(stored: dict[str, Any]) -> Figure:
     drawing = Figure(figsize=(12, 3.8), layout="constrained")
     entropy, norms, accuracy = drawing.subplots(1, 3)
     for place, count in enumerate(REGISTERS):
-        color = f"C{place}"
+        color = COLORS[place]
         runs = runs_of(stored, count)
         layers = [run["layers"] for run in runs]
         x = [layer["layer"] for layer in layers[0]]
