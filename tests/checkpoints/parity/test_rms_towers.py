@@ -141,12 +141,11 @@ def test_llama_4_at_its_real_shapes(tmp_path: Path) -> None:
     assert "the adapter (pixel shuffle and MLP) is not applied" in plan.notes
 
 
-def test_llama_4s_processor_is_refused_by_name(tmp_path: Path) -> None:
+def test_llama_4s_processor_is_what_prepares_images(tmp_path: Path) -> None:
     randomized(RMS_TOWERS["llama4 whole"].make()).float().save_pretrained(tmp_path)
     assert load_weights(str(tmp_path)).report.preprocess_by is None
     written(tmp_path, "preprocessor_config.json", {"image_processor_type": "Llama4ImageProcessor"})
-    with pytest.raises(VitcliError, match="Llama4ImageProcessor"):
-        load_weights(str(tmp_path))
+    assert load_weights(str(tmp_path)).report.preprocess_by is not None
 
 
 def test_glm_4v_at_its_real_shapes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.commands.train.runs import command, request, run, shell
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
+from vitcli.commands.train import run as train_run
 from vitcli.commands.train.data import ShapesSource, batch_indices
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.start import World, audit, first_bad_layer, local_device, world
@@ -177,14 +178,14 @@ def test_a_leak_planted_in_a_run_stops_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_parameter_that_was_never_frozen_is_a_leak(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    start = train.start_encoder
+    start = train_run.start_encoder
 
     def leaking(*words: Any) -> VisionEncoder:
         encoder = start(*words)
         encoder.vit.blocks[0].get_parameter("norm1.weight").requires_grad_(True)
         return encoder
 
-    monkeypatch.setattr(train, "start_encoder", leaking)
+    monkeypatch.setattr(train_run, "start_encoder", leaking)
     with pytest.raises(VitcliError, match=r"a gradient reaches vit\.blocks\.0\.norm1\.weight"):
         run(**keys)
 
