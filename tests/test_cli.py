@@ -212,3 +212,20 @@ def test_which_tensors_of_several_checkpoints_are_read() -> None:
         EncodersOptions(weights=["a.pth"], which=["raw"] * 3).to_requests()
     with pytest.raises(VitcliError, match="1 values for 0 checkpoints"):
         EncodersOptions(preset=["vit-b16"], prefix=["tower."]).to_requests()
+
+
+@pytest.mark.parametrize(("processes", "ended"), [("1", ""), ("2", "ended with 0\n")])
+def test_one_of_several_processes_ends_without_pythons_own_end(processes: str, ended: str) -> None:
+    """gloo's threads, which DDP keeps, abort Python's finalization now and then."""
+    code = (
+        "import os, sys; leave = os._exit; sys.argv = ['vitcli', 'presets', 'vit-b16', '--json']\n"
+        "say = lambda code: print('ended with', code, file=sys.stderr, flush=True)\n"
+        "os._exit = lambda code: (say(code), leave(code))\n"
+        "from vitcli.__main__ import main; main()"
+    )
+    environment = {**os.environ, "WORLD_SIZE": processes}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and done.stdout.startswith("{")
+    assert done.stderr.endswith(ended) and ("ended" in done.stderr) == bool(ended)

@@ -1,5 +1,6 @@
 """The `vitcli` program, also as `python -m vitcli`."""
 
+import atexit
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):  # no character of an answer ends the program
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _terminate)
+    code = INTERRUPTED
     try:
         from vitcli.cli import app
 
@@ -32,12 +34,18 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
     except SystemExit as end:
-        if end.code != INTERRUPTED:
+        # Of several processes: DDP never lets go of gloo's threads, which abort Python's own exit
+        # if they still have a tensor of the last exchange in hand.
+        several = os.environ.get("WORLD_SIZE", "1") != "1"
+        if not isinstance(end.code, int) or (end.code != INTERRUPTED and not several):
             raise
+        code = end.code
     # Python's own exit would die of the signal if the interrupt had come inside an exec().
+    if code != INTERRUPTED:
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 if __name__ == "__main__":
