@@ -15,13 +15,14 @@ from torch._dynamo.utils import counters
 from tests.conftest import tiny_encoder
 from vitcli.engines import ENGINES, EngineKind, check_engine, engine
 from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepare_engine
-from vitcli.engines.onnx_graph import build_graph, write_onnx
+from vitcli.engines.onnx_graph import LIMIT, build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import hooked, layer_points
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
-needs_openvino = pytest.mark.skipif(not find_spec("openvino"), reason="needs openvino")
+HAS_OPENVINO = bool(find_spec("openvino")) and LIMIT not in os.environ
+needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason=f"needs openvino and no {LIMIT}")
 OPENVINO = pytest.param("openvino", marks=needs_openvino)
 HERE = Path(__file__).parents[2]
 VARIANTS = [
@@ -63,6 +64,13 @@ def test_torch_engines_agree(name, changes):
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_the_exported_graph_agrees(name, changes):
     check(name, changes)
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="needs openvino")
+def test_openvino_is_refused_where_it_would_crash(monkeypatch):
+    monkeypatch.setenv(LIMIT, "AVX2")
+    with pytest.raises(VitcliError, match=f"cannot run under {LIMIT}"):
+        prepare_engine("openvino", tiny_encoder(depth=1).float(), torch.zeros(1, 3, 24, 32))
 
 
 @needs_openvino
@@ -201,7 +209,7 @@ def test_a_hole_is_not_the_smallest_difference():
 def test_a_runner_observes_the_layers_of_any_engine(images):
     encoder = tiny_encoder().float()
     answers = {}
-    names = ["eager", "onednn", "onnx", *(["openvino"] if find_spec("openvino") else [])]
+    names = ["eager", "onednn", "onnx", *(["openvino"] if HAS_OPENVINO else [])]
     for name in names:
         seen = []
         output = Runner(name, encoder)(images.float(), seen.append)

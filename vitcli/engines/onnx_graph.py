@@ -64,6 +64,8 @@ def prepare_openvino(
             encoder that cannot be exported.
     """
     (openvino,) = require("openvino", extra="openvino")
+    if LIMIT in os.environ:  # its own copy of oneDNN then mixes instructions, and crashes
+        raise VitcliError(f"--engine openvino: cannot run under {LIMIT}", f"unset {LIMIT}")
     if images.dtype == torch.bfloat16:
         if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise VitcliError(
@@ -159,6 +161,8 @@ def _open_openvino(path: Path, names: Sequence[str], images: Tensor) -> Session:
     return run
 
 
+LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""Limits the vector instructions of oneDNN."""
 INPUT = "images"
 LARGEST_SINGLE_FILE = 2**31 - 2**24
 """A protobuf file ends at 2 GiB: above this, weights go to a file beside it."""
