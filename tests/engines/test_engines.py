@@ -14,15 +14,22 @@ from torch._dynamo.utils import counters
 
 from tests.conftest import tiny_encoder
 from vitcli.engines import ENGINES, EngineKind, check_engine, engine
-from vitcli.engines.engine import Engine, Runner, fastest, largest_error, prepare_engine
-from vitcli.engines.onnx_graph import LIMIT, build_graph, write_onnx
+from vitcli.engines.engine import (
+    Engine,
+    Runner,
+    fastest,
+    largest_error,
+    onednn_limits,
+    prepare_engine,
+)
+from vitcli.engines.onnx_graph import build_graph, write_onnx
 from vitcli.engines.pytorch import ONEDNN
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import hooked, layer_points
 
 needs_onednn = pytest.mark.skipif(ONEDNN is None, reason="this torch has no oneDNN kernels")
-HAS_OPENVINO = bool(find_spec("openvino")) and LIMIT not in os.environ
-needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason=f"needs openvino and no {LIMIT}")
+HAS_OPENVINO = bool(find_spec("openvino")) and not onednn_limits()
+needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason="needs openvino, and all instructions")
 OPENVINO = pytest.param("openvino", marks=needs_openvino)
 HERE = Path(__file__).parents[2]
 VARIANTS = [
@@ -67,9 +74,11 @@ def test_the_exported_graph_agrees(name, changes):
 
 
 @pytest.mark.skipif(not find_spec("openvino"), reason="needs openvino")
-def test_openvino_is_refused_where_it_would_crash(monkeypatch):
-    monkeypatch.setenv(LIMIT, "AVX2")
-    with pytest.raises(VitcliError, match=f"cannot run under {LIMIT}"):
+@pytest.mark.parametrize("limit", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_openvino_is_refused_where_it_would_crash(monkeypatch, limit):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv(limit, "AVX2")
+    with pytest.raises(VitcliError, match=f"cannot run under {limit}"):
         prepare_engine("openvino", tiny_encoder(depth=1).float(), torch.zeros(1, 3, 24, 32))
 
 

@@ -226,7 +226,8 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
     """The engine that runs these images fastest here, and the choice in words.
 
     The median of three steps of each engine decides, taken in turn. It is remembered per machine,
-    version of torch, engines installed, encoder, shape, dtype and number of threads.
+    version of torch, vector instructions, engines installed, encoder, shape, dtype and number of
+    threads.
     """
     memory = _cache_folder() / "engines.json"
     key = _trial_key(encoder, images)
@@ -273,6 +274,12 @@ def _read_choices(memory: Path) -> dict[str, str]:
         return {}
 
 
+def onednn_limits() -> dict[str, str]:
+    """What limits oneDNN's vector instructions, by variable: its name now, and its earlier one."""
+    names = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def _trial_key(encoder: VisionEncoder, images: Tensor) -> str:
     """Everything that decides which engine is fastest; values of weights do not."""
     parts = [
@@ -282,6 +289,8 @@ def _trial_key(encoder: VisionEncoder, images: Tensor) -> str:
         str(torch.get_num_threads()),
         torch.__version__,
         *(name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name)),
+        torch.backends.cpu.get_cpu_capability(),
+        *map("=".join, onednn_limits().items()),
         str(images.device),
         str(images.dtype),
         str(tuple(images.shape)),

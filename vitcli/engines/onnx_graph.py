@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitcli.engines import OPSET
-from vitcli.engines.engine import Engine, Graph, Layers, shared_copy
+from vitcli.engines.engine import Engine, Graph, Layers, onednn_limits, shared_copy
 from vitcli.errors import VitcliError, install_extra
 from vitcli.nn.encoder import VisionEncoder
 
@@ -64,8 +64,9 @@ def prepare_openvino(
             encoder that cannot be exported.
     """
     (openvino,) = require("openvino", extra="openvino")
-    if LIMIT in os.environ:  # its own copy of oneDNN then mixes instructions, and crashes
-        raise VitcliError(f"--engine openvino: cannot run under {LIMIT}", f"unset {LIMIT}")
+    if limits := onednn_limits():  # its own copy of oneDNN then mixes instructions, and crashes
+        name = next(iter(limits))
+        raise VitcliError(f"--engine openvino: cannot run under {name}", f"unset {name}")
     if images.dtype == torch.bfloat16:
         if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise VitcliError(
@@ -161,8 +162,6 @@ def _open_openvino(path: Path, names: Sequence[str], images: Tensor) -> Session:
     return run
 
 
-LIMIT = "ONEDNN_MAX_CPU_ISA"
-"""Limits the vector instructions of oneDNN."""
 INPUT = "images"
 LARGEST_SINGLE_FILE = 2**31 - 2**24
 """A protobuf file ends at 2 GiB: above this, weights go to a file beside it."""

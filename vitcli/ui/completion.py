@@ -37,7 +37,7 @@ def complete(words: Iterable[str]) -> Callable[[str], Iterator[str]]:
 
 
 def complete_files(incomplete: str) -> list[str]:
-    """The shell completes files: ours is told so by FILES, others do where there are no words."""
+    """The shell completes files: bash where it reads FILES, others where there are no words."""
     return [incomplete + FILES] if "VITCLI_FILES" in os.environ else []
 
 
