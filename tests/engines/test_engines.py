@@ -255,3 +255,6 @@ def test_auto_measures_once_and_remembers(images, tmp_path, monkeypatch):
         assert fastest(encoder, images)[0] == "eager" and asked == able
         fastest(encoder, images[:1])
         assert len(asked) == 2 * len(able), "another shape is another question"
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", "SSE41")
+        fastest(encoder, images)
+        assert len(asked) == 3 * len(able), "so are other vector instructions"
