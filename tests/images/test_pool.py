@@ -201,6 +201,17 @@ def test_decoding_within_limits_is_decoding(tmp_path: Path) -> None:
     assert caught.value.code == "unreadable"
 
 
+def test_a_member_of_a_shard_is_decoded_within_limits_too(tmp_path: Path) -> None:
+    image, shard = io.BytesIO(), tmp_path / "one.tar"
+    Image.new("RGB", (5, 3), (10, 200, 30)).save(image, "PNG")
+    shard.write_bytes(b"x" * 7 + image.getvalue() + b"y" * 9)
+    member = Entry("a.png", str(shard), 7, len(image.getvalue()))
+    assert decode_within(member).image.getpixel((0, 0)) == (10, 200, 30)
+    shard.write_bytes(b"x" * 60)
+    with pytest.raises(ImageError, match=r"a\.png"):
+        decode_within(member)
+
+
 def test_the_current_folder_is_never_searched_for_modules(tmp_path: Path) -> None:
     modules = ("numpy", "PIL", "pydantic", "mmap", "yaml", "tarfile", "ctypes", "resource")
     for name in modules:

@@ -139,29 +139,31 @@ def read(entry: Entry, work: DecodeWork) -> Decoded:
 
 
 def decode_within(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Entry,
     *,
     background: tuple[int, int, int] = (255, 255, 255),
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
 ) -> DecodedImage:
-    """`decode` of one file in another process, with a limit of time and memory.
+    """`decode` of a file or a shard's member in another process, with a limit of time and memory.
 
     The process stays for the next file.
 
     Raises:
         ImageError: as `decode`; `timed_out`, `crashed` or `out_of_memory`.
     """
-    path = os.fspath(source)
+    entry = source
+    if not isinstance(entry, Entry):
+        entry = Entry(os.fspath(entry), os.fspath(entry))
     pool = _process(DecodeWork(background=background, memory_bytes=memory_bytes), timeout_s)
     try:
-        (found,) = pool.decode([Entry(path, path)])
+        (found,) = pool.decode([entry])
     except BaseException:  # Ctrl-C above all: Python waits for the pool's thread before it ends
         _process.cache_clear()
         pool.close()
         raise
     if found.pixels is None:
-        raise ImageError(cast(Any, found.code), f"{printable(path)}: {found.error}")
+        raise ImageError(cast(Any, found.code), f"{printable(entry.name)}: {found.error}")
     image = Image.fromarray(found.pixels)
     mode, kind, orientation, alpha = found.facts
     return DecodedImage(image, mode, image.width, image.height, kind, orientation, alpha)

@@ -28,11 +28,10 @@ from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, sha256, try_lock
-from vitcli.images.decode import decode
 from vitcli.images.folders import read_layout
-from vitcli.images.pool import read_picture
+from vitcli.images.pool import decode_within, read_picture
 from vitcli.images.preprocess import small_jpeg
-from vitcli.images.sources import Entry, content
+from vitcli.images.sources import Entry
 from vitcli.loading import load_model
 from vitcli.measures import Plane, evenly, plane
 from vitcli.model import Model
@@ -307,7 +306,7 @@ def thumbnails(folder: Path, names: Sequence[str]) -> list[str]:
 def picture_of(entry: Entry) -> Image.Image | None:
     """The Pillow image of an entry; None where it is gone or cannot be read."""
     try:
-        return (decode(content(entry)) if entry.offset >= 0 else read_picture(entry.source)).image
+        return (decode_within(entry) if entry.offset >= 0 else read_picture(entry.source)).image
     except VitcliError:
         return None
 
