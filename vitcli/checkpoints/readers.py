@@ -85,9 +85,8 @@ def read_source(source: str, which: str | None = None) -> Checkpoint:
         if not is_hub_id(source):
             raise VitcliError(
                 f"--weights {source or chr(39) * 2}: no such file or directory",
-                f"--preset {source} names a preset"
-                if source in preset_names()
-                else "a path, or a repository id such as facebook/dinov2-small",
+                "a path, or a repository id such as facebook/dinov2-small"
+                + f"; --preset {source} is the encoder without them" * (source in preset_names()),
             )
         path, fetch = download(source)
     file = _weights_in(path) if path.is_dir() else path
