@@ -71,6 +71,18 @@ def test_the_figure_follows_the_shape_of_the_space(report: SweepReport, kind: st
     assert drawing.get_suptitle() == "What?"
 
 
+def test_lines_of_one_or_two_points_are_bars() -> None:
+    """An axis that goes in step with others has few points for each of their values."""
+    crossed = made(lr=[1e-3, 2e-3, 3e-3], depth=[6, 12])
+    in_step = [
+        group
+        for group in crossed.groups
+        if (group.params["lr"] < 2e-3) == (group.params["depth"] == 12)
+    ]
+    assert kind_of(crossed) == "lines"
+    assert kind_of(replace(crossed, groups=tuple(in_step))) == "bars"
+
+
 def test_bars_stand_at_the_means_with_the_spread() -> None:
     axes = figure(made(norm=["pre", "post"])).axes[0]
     heights = [patch.get_height() for patch in axes.patches]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _TICKS = 8
 SHARES = frozenset({"accuracy", "acc", "share", "fraction"})
 """Words in the name of a metric that lies between 0 and 1."""
 MOST_PANELS = 8
+MOST_LINES = 8
 LABEL_CHARACTERS = 90
 """How many fit beside each other across a page."""
 MOST_LABELS = 48
@@ -55,20 +57,27 @@ def check_kind(kind: str) -> None:
 def kind_of(report: SweepReport) -> str:
     """The figure that suits the space.
 
-    A search is its objective over its trials; an axis of numbers, with at most a few words beside
-    it, is lines; two axes of three or more values are a heat-map; the rest are bars.
+    A search is its objective over its trials; an axis of numbers is lines, if they are few and each
+    has three points or more; two axes of three or more values are a heat-map; the rest are bars.
     """
     if report.objective:
         return "search"
     sizes = {key: len(_levels(report, key)) for key in report.grouped_by}
     if not any(size > 1 for size in sizes.values()) and _curves(report):
         return "curves"
-    numeric = [key for key in sizes if _numeric(report, key) and sizes[key] >= 3]
     if len(sizes) == 2 and all(size >= 3 for size in sizes.values()):
         return "heatmap"
-    if numeric and len(report.groups) // sizes[numeric[-1]] <= 8:
-        return "lines"
+    if (along := _along(report)) and sizes[along] >= 3:
+        points = Counter(_label(report, group, along) for group in report.groups)
+        if len(points) <= MOST_LINES and min(points.values()) >= 3:
+            return "lines"
     return "bars"
+
+
+def _along(report: SweepReport) -> str | None:
+    """The longest axis of numbers."""
+    numeric = [key for key in report.grouped_by if _numeric(report, key)]
+    return max(numeric, key=lambda key: len(_levels(report, key)), default=None)
 
 
 @styled
@@ -233,10 +242,9 @@ def _legend(drawing: Any, said: str) -> None:
 
 def _lines(axes: Any, report: SweepReport, name: str) -> None:
     """Against the longest axis of numbers; a line for each combination of the others."""
-    numeric = [key for key in report.grouped_by if _numeric(report, key)]
-    if not numeric:
+    along = _along(report)
+    if along is None:
         raise VitcliError("--plot-kind lines: there is no axis of numbers", "--plot-kind bars")
-    along = max(numeric, key=lambda key: len(_levels(report, key)))
     lines: dict[str, list[SweepGroup]] = {}
     for group in report.groups:
         if name in group.metrics:
