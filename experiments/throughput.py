@@ -29,6 +29,9 @@ import time
 from functools import partial
 from pathlib import Path
 
+# As in every command: threads that spin between batches would take the decoders' cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from PIL import Image
 

@@ -232,7 +232,9 @@ class Model:
                 "one size",
                 "call it once per image, or vitcli.load(..., image_size=N)",
             )
-        return torch.stack(pixels).to(self.device, self.dtype)
+        # One image needs no copy.
+        batch = torch.stack(pixels) if len(pixels) > 1 else pixels[0][None]
+        return batch.to(self.device, self.dtype)
 
     @torch.no_grad()
     def features(self, images: Pictures | Tensor, layers: Sequence[int] = ()) -> Features:

@@ -169,11 +169,11 @@ def normalize(
     mean, std = (np.array(v, np.float32).reshape(3, 1, 1) for v in (config.mean, config.std))
     if pixels.dtype == np.float32:
         return np.asarray((pixels - mean) / std, dtype=np.float32)
-    # Through the 256 values that a level can have: faster than arithmetic on each pixel.
-    values = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, 0]) / std[:, 0]
-    result = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
-    for channel in range(3):
-        np.take(values[channel], pixels[..., channel].astype(np.uint8), out=result[channel])
+    # Converted first: arithmetic on channels that lie apart takes twice as long.
+    result = pixels.transpose(2, 0, 1).astype(np.float32, order="C")
+    result /= np.float32(255)
+    result -= mean
+    result /= std
     return result
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
 from vitcli.commands.embed import encoder
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import normalized
+from vitcli.commands.embed.encoder import normalized, normalized_by_torch
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import (
     CHECKSUMS,
@@ -345,8 +346,11 @@ def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
     assert again[0][:2] == (rows - 4, rows) and again[-1] == first[-1]
 
 
+@pytest.mark.parametrize("way", [normalized, normalized_by_torch])
 @pytest.mark.parametrize("resize_dtype", ["uint8", "float32"])
-def test_normalized_on_the_device_is_preprocess_bit_for_bit(resize_dtype: str) -> None:
+def test_normalized_on_the_device_is_preprocess_bit_for_bit(
+    resize_dtype: str, way: Callable[[torch.Tensor, PreprocessConfig], torch.Tensor]
+) -> None:
     config = PreprocessConfig(
         resize_size=(24, 24),
         resize_dtype=resize_dtype,  # type: ignore[arg-type]
@@ -357,7 +361,7 @@ def test_normalized_on_the_device_is_preprocess_bit_for_bit(resize_dtype: str) -
     image = Image.fromarray(every_level)
     batch = torch.from_numpy(np.stack([levels(image, config)] * 2))
     expected = preprocess(image, config)
-    for found in normalized(batch, config):
+    for found in way(batch, config):
         np.testing.assert_array_equal(found.numpy(), expected)
 
 

@@ -20,6 +20,7 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.pool import Decoded
+from vitcli.images.preprocess import normalize
 from vitcli.model import Model, layer_index
 from vitcli.nn.encoder import layer_points
 
@@ -48,10 +49,14 @@ def failure(rows: Rows, row: int) -> VitcliError:
 
 
 def normalized(pixels: Tensor, config: PreprocessConfig) -> Tensor:
-    """A batch that `images.preprocess.levels` gave as float32 (B, 3, h, w), on its device.
+    """A batch that `images.preprocess.levels` gave as float32 (B, 3, h, w), on its device."""
+    if pixels.device.type == "cpu":  # one image fits a core's cache, a batch does not
+        return torch.from_numpy(np.stack([normalize(image, config) for image in pixels.numpy()]))
+    return normalized_by_torch(pixels, config)
 
-    Equal to `images.preprocess.normalize` bit for bit: each step rounds once, as IEEE 754 says.
-    """
+
+def normalized_by_torch(pixels: Tensor, config: PreprocessConfig) -> Tensor:
+    """`images.preprocess.normalize` of a batch, bit for bit: IEEE 754 rounds each step once."""
     mean, std = (
         torch.tensor(values, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
         for values in (config.mean, config.std)
