@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 # As in every command: threads that spin between batches would take the decoders' cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"} | os.environ
 
 import torch
 from PIL import Image

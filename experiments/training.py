@@ -10,8 +10,8 @@ loop trains vitcli's encoder by torch alone; timm trains its own model of the sa
 `ClassificationTask` and its optimizer. Prints seconds per step and the ratio per round.
 
 `--contention` times a forward pass of two threads in processes of their own, alone and beside one
-busy process per core, with threads that spin while they wait (torch's default) and threads that
-sleep (OMP_WAIT_POLICY=PASSIVE, which the commands set).
+busy process per core, with threads that spin while they wait (torch's default), threads that sleep
+(OMP_WAIT_POLICY=PASSIVE) and threads that sleep soon (GOMP_SPINCOUNT=1000 too, as in the commands).
 """
 
 from __future__ import annotations
@@ -162,8 +162,14 @@ BUSY = "import time\nend = time.time() + 600\nwhile time.time() < end: pass"
 
 def contention(rounds: int, batches: tuple[int, ...] = (1, 8)) -> None:
     """Print the seconds of a forward pass: threads that spin or sleep, alone or not."""
-    policies = {"threads spin": {}, "threads sleep": {"OMP_WAIT_POLICY": "PASSIVE"}}
-    clean = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    sleep = {"OMP_WAIT_POLICY": "PASSIVE"}
+    policies = {
+        "threads spin": {},
+        "threads sleep": sleep,
+        "threads sleep soon": sleep | {"GOMP_SPINCOUNT": "1000"},
+    }
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    clean = {key: value for key, value in os.environ.items() if key not in names}
     print("| ViT-Ti/16, two threads | batch | alone (s) | beside busy processes (s) |")
     print("| --- | --- | --- | --- |")
     for batch in batches:

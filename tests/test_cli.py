@@ -189,14 +189,28 @@ def test_a_full_disk_is_told_as_that_whatever_library_wrote(
     assert "fault in vitcli" not in said
 
 
-def test_threads_that_wait_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("PASSIVE", "1000")),
+        ({"GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+    ],
+)
+def test_threads_that_wait_soon_sleep(
+    given: dict[str, str],
+    expected: tuple[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Set before torch is loaded, and only where the user has not."""
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-        if given is None:
-            monkeypatch.delenv("OMP_WAIT_POLICY")
-        page("encode")
-        assert os.environ["OMP_WAIT_POLICY"] == expected
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+        if name in given:
+            monkeypatch.setenv(name, given[name])
+    page("encode")
+    assert tuple(map(os.environ.get, names)) == expected
 
 
 def test_which_tensors_of_several_checkpoints_are_read() -> None:

@@ -183,9 +183,12 @@ class Program(TyperGroup):
         return _common(super().get_params(ctx))
 
     def main(self, *arguments: Any, **more: Any) -> Any:
-        # OpenMP reads it once, when torch is loaded. Beside other work, threads that spin while
-        # they wait can make a step a hundred times as slow (experiments/training.py).
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # OpenMP reads these once, when torch is loaded. Beside other work, threads that spin while
+        # they wait can make a step a hundred times as slow, and threads that sleep at once make
+        # small steps slower on an idle machine: they spin for some µs (experiments/training.py).
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         set_verbosity(0)
         try:
             code = super().main(*arguments, **more | {"standalone_mode": False})
