@@ -50,9 +50,14 @@ def failure(rows: Rows, row: int) -> VitcliError:
 
 def normalized(pixels: Tensor, config: PreprocessConfig) -> Tensor:
     """A batch that `images.preprocess.levels` gave as float32 (B, 3, h, w), on its device."""
-    if pixels.device.type == "cpu":  # one image fits a core's cache, a batch does not
-        return torch.from_numpy(np.stack([normalize(image, config) for image in pixels.numpy()]))
-    return normalized_by_torch(pixels, config)
+    if pixels.device.type != "cpu":
+        return normalized_by_torch(pixels, config)
+    count, *shape = pixels.shape
+    height, width = shape[:2] if pixels.dtype == torch.uint8 else shape[1:]
+    batch = np.empty((count, 3, height, width), np.float32)
+    for image, out in zip(pixels.numpy(), batch, strict=True):  # fits a core's cache, unlike all
+        normalize(image, config, out)
+    return torch.from_numpy(batch)
 
 
 def normalized_by_torch(pixels: Tensor, config: PreprocessConfig) -> Tensor:
