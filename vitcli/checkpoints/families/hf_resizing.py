@@ -1,0 +1,256 @@
+"""How the image processor classes of transformers read their sizes, and how many tiles they cut.
+
+A rule takes a processor's settings to the keys of PreprocessConfig that say how it resizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from vitcli.checkpoints.family import Pair, Settings, is_list, pair, refuse, whole
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings of one file: its own, and over the defaults of its class."""
+
+    own: Settings
+    merged: Settings
+    source: str
+
+    def __getitem__(self, key: str) -> Any:
+        return self.merged[key]
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        refuse(self.source, key, self.merged[key], why)
+
+    def whole(self, key: str) -> int:
+        return whole(self.merged[key], key, self.source)
+
+    def edge(self, key: str, edge: str) -> int:
+        """A whole number in a group such as `size`."""
+        edges = self.merged[key] if isinstance(self.merged[key], Mapping) else {}
+        return whole(edges.get(edge), f"{key}.{edge}", self.source)
+
+    def size(self, key: str = "size", square: bool = True) -> tuple[str, Pair]:
+        """(resize rule, (height, width)) of the forms that transformers accepts.
+
+        Args:
+            square: whether a bare number is a square or the shorter side.
+        """
+        value = self.merged[key]
+        if isinstance(value, Mapping):
+            edges = {name: edge for name, edge in value.items() if edge is not None}
+            if edges.keys() == {"height", "width"}:
+                return "squash", pair([edges["height"], edges["width"]], key, self.source)
+            if edges.keys() == {"shortest_edge"}:
+                return "shortest", pair(edges["shortest_edge"], key, self.source)
+            self.refuse(key, "height and width, or shortest_edge, expected")
+        squash = square or isinstance(value, list | tuple)
+        return "squash" if squash else "shortest", pair(value, key, self.source)
+
+    def side(self, key: str = "size") -> int:
+        """The side of a square."""
+        rule, (height, width) = self.size(key)
+        if rule != "squash" or height != width:
+            self.refuse(key, "height and width that are equal expected")
+        return height
+
+
+Rule = Callable[[Given], dict[str, Any]]
+"""From a file to keys of PreprocessConfig."""
+
+
+def smart(given: Given) -> dict[str, Any]:
+    """Qwen's: both sides to multiples, the area between two bounds."""
+    edges = given["size"] if isinstance(given["size"], Mapping) else {}
+    unit = given.whole("patch_size") * given.whole("merge_size")
+    found: dict[str, Any] = {"resize": "smart", "multiple": unit}
+    for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        pixels = given.own.get(key, edges.get(edge, edges.get(key)))
+        if pixels is None:
+            given.refuse("size", "shortest_edge and longest_edge expected")
+        found[key] = whole(pixels, key, given.source)
+    return found
+
+
+def smart_in_tokens(given: Given) -> dict[str, Any]:
+    """LFM2-VL's: as Qwen's, its bounds in tokens; the view of the whole image, unsplit."""
+    unit = given.whole("encoder_patch_size") * given.whole("downsample_factor")
+    if given["do_image_splitting"] and not given["use_thumbnail"]:
+        given.refuse("use_thumbnail", "a large image is in tiles alone")
+    area = {f"{end}_pixels": given.whole(f"{end}_image_tokens") * unit**2 for end in ("min", "max")}
+    return {"resize": "smart", "multiple": unit, **area}
+
+
+def smart_in_time(given: Given) -> dict[str, Any]:
+    """GLM-4V's: as Qwen's, but an image counts as often as it is repeated in time."""
+    found, times = smart(given), given.whole("temporal_patch_size")
+    for key in ("min_pixels", "max_pixels"):
+        found[key], rest = divmod(found[key], times)
+        if rest:
+            given.refuse("size", f"multiples of temporal_patch_size = {times}")
+    return found
+
+
+def patches(given: Given) -> dict[str, Any]:
+    """SigLIP 2 NaFlex: the aspect kept, as many patches as allowed."""
+    most = given.whole("max_num_patches")
+    return {"resize": "patches", "multiple": given.whole("patch_size"), "max_patches": most}
+
+
+def within_edge(given: Given) -> dict[str, Any]:
+    """Pixtral: at most a longest edge, then up to whole patches."""
+    sides = set(_sides(given["patch_size"]))
+    if len(sides) != 1:
+        given.refuse("patch_size", "height and width that are equal expected")
+    return {
+        "resize": "within",
+        "longest_edge": given.edge("size", "longest_edge"),
+        "multiple": whole(sides.pop(), "patch_size", given.source),
+    }
+
+
+def global_tile(given: Given) -> dict[str, Any]:
+    """Idefics 3: the whole image goes through two sizes before it is squashed to one tile."""
+    side = given.edge("max_image_size", "longest_edge")
+    return {
+        "resize": "tile",
+        "resize_size": (side, side),
+        "longest_edge": given.edge("size", "longest_edge"),
+        "split": bool(given["do_image_splitting"]),
+    }
+
+
+def base_view(given: Given) -> dict[str, Any]:
+    """LLaVA-NeXT and LLaVA-OneVision: the first view is squashed, whatever `size` says."""
+    return {"resize": "squash", "resize_size": given.size(square=False)[1]}
+
+
+def bounded(given: Given) -> dict[str, Any]:
+    """Idefics 2: both edges of `size`; height and width squash."""
+    edges = ("shortest_edge", "longest_edge")
+    if not isinstance(given["size"], Mapping) or not set(edges) <= set(given["size"]):
+        return {"resize": "squash", "resize_size": given.size()[1]}
+    return {"resize": "bounded", **{edge: given.edge("size", edge) for edge in edges}}
+
+
+def thumbnail(given: Given) -> dict[str, Any]:
+    """Perception LM: the first view is squashed to a tile, whatever `size` says."""
+    return {"resize": "squash", "resize_size": (given.whole("tile_size"),) * 2}
+
+
+def in_square(given: Given) -> dict[str, Any]:
+    """DeepSeek-VL and Janus: in the middle of a square; the hybrid's by way of a larger one."""
+    if not given["do_pad"]:
+        given.refuse("do_pad", "true expected: the encoder reads squares")
+    side, least = given.side(), given.whole("min_size")
+    if "high_res_size" not in given.merged:
+        return {"resize": "none", "square": side, "shortest_edge": least}
+    for key in ("resample", "image_mean"):
+        if given[f"high_res_{key}"] != given[key]:
+            given.refuse(f"high_res_{key}", f"that of {key} expected")
+    squash = {"resize": "squash", "resize_size": (side, side)}
+    return {**squash, "square": given.side("high_res_size"), "shortest_edge": least}
+
+
+def llava(given: Given) -> dict[str, Any]:
+    """CLIP's; with `do_pad` after the image is put in the middle of a square."""
+    rule, size = given.size(square=given["default_to_square"])
+    return {"resize": rule, "resize_size": size, "square": 0 if given["do_pad"] else None}
+
+
+ARIA_PATCH = 14
+
+
+def aria(given: Given) -> dict[str, Any]:
+    """The longer side to a number, then black up to whole patches; what is beyond is masked."""
+    if given["split_image"]:
+        given.refuse("split_image", "false expected: there are tiles alone")
+    longest, least = given.whole("max_image_size"), given.whole("min_image_size")
+    edges = {"longest_edge": longest, "shortest_edge": least}
+    return {"resize": "longest", **edges, "fill": ARIA_PATCH}
+
+
+def shrunk(given: Given) -> dict[str, Any]:
+    """Kimi: never enlarged, then black up to whole cells of patches."""
+    patch = given.whole("patch_size")
+    edges = {given.edge("size", edge) for edge in ("max_height", "max_width")}
+    if len(edges) != 1:
+        given.refuse("size", "max_height and max_width that are equal expected")
+    return {
+        "resize": "shrink",
+        "multiple": patch,
+        "fill": patch * given.whole("merge_size"),
+        "max_patches": given.whole("max_patches"),
+        "longest_edge": patch * edges.pop(),
+    }
+
+
+def closest(given: Given) -> dict[str, Any]:
+    """DPT: multiples of a number, at the same aspect ratio or not."""
+    rule, (height, width) = given.size()
+    unit = given.whole("ensure_multiple_of")
+    if rule != "squash":
+        given.refuse("size", "height and width expected")
+    if given["do_pad"] and given["size_divisor"]:
+        given.refuse("do_pad", "a margin up to multiples of size_divisor is not supported")
+    if given["keep_aspect_ratio"]:
+        return {"resize": "closest", "resize_size": (height, width), "multiple": unit}
+    multiples = (round(height / unit) * unit, round(width / unit) * unit)
+    return {"resize": "squash", "resize_size": multiples}
+
+
+def canvas(given: Given) -> dict[str, Any]:
+    """Llama 4: a small image in one tile; the squashed view of a larger one."""
+    if given["resize_to_max_canvas"]:
+        given.refuse("resize_to_max_canvas", "false expected")
+    if given.whole("max_patches") == 1:
+        given.refuse("max_patches", "2 or more expected")
+    return {"resize": "canvas", "resize_size": (given.side(),) * 2}
+
+
+def area(given: Given) -> dict[str, Any]:
+    """Gemma 4: as many patches as make the most soft tokens."""
+    unit = given.whole("patch_size") * given.whole("pooling_kernel_size")
+    most = given.whole("max_soft_tokens") * unit**2
+    return {"resize": "area", "multiple": unit, "max_pixels": most}
+
+
+def idefics(given: Given) -> dict[str, Any]:
+    side = given.own.get("image_size")
+    size = given.size()[1] if side is None else (whole(side, "image_size", given.source),) * 2
+    return {"resize": "squash", "resize_size": size}
+
+
+ALWAYS_RESIZE = (global_tile, base_view, in_square, llava, aria, shrunk, canvas, area)
+"""Rules of classes to which `do_resize` means nothing."""
+
+
+def anyres_tiles(given: Given) -> str:
+    side = max(_sides(given.merged.get("crop_size")) or _sides(given["size"]) or [0])
+    points = [p for p in given.merged.get("image_grid_pinpoints") or () if is_list(p, 2)]
+    counts = [math.prod(-(-edge // side) for edge in p) for p in points if side]
+    return up_to_tiles(max(counts, default=0))
+
+
+def _sides(size: Any) -> list[int]:
+    found = size.values() if isinstance(size, Mapping) else [size]
+    return [edge for edge in found if isinstance(edge, int)]
+
+
+def split_tiles(given: Given) -> str:
+    longest, tile = (given.edge(key, "longest_edge") for key in ("size", "max_image_size"))
+    return up_to_tiles((-(-longest // tile)) ** 2, given["do_image_splitting"])
+
+
+def tiles_of(key: str, where: str = "") -> Callable[[Given], str]:
+    """Up to `key` tiles, if `where` is set."""
+    return lambda given: up_to_tiles(given.merged.get(key), not where or given.merged.get(where))
+
+
+def up_to_tiles(most: Any, cuts: Any = True) -> str:
+    return f"up to {most} tiles" if most and cuts else ""
