@@ -10,91 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from vitcli.checkpoints.preprocessing import Preprocessing
 from vitcli.checkpoints.tensors import LazyTensor
-from vitcli.config.schema import EncoderConfig, PreprocessConfig
-from vitcli.errors import VitcliError
-
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-"""The files of transformers that say how images are prepared, best first."""
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How images are prepared, and who says so."""
-
-    config: PreprocessConfig
-    by: str
-    notes: tuple[str, ...] = ()
-    """What differs from the library's own processing, one sentence each."""
-
-
-Settings = Mapping[str, Any]
-Pair = tuple[int, int]
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-CLIP = {
-    "mean": (0.48145466, 0.4578275, 0.40821073),
-    "std": (0.26862954, 0.26130258, 0.27577711),
-}
-FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""In the order of Pillow's numbers, 0 to 5."""
-
-
-def section(settings: Settings, key: str, source: str) -> Settings:
-    value = settings.get(key) or {}
-    if not isinstance(value, Mapping):
-        refuse(source, key, value, "a group of keys expected")
-    return value
-
-
-def pair(value: Any, key: str, source: str) -> Pair:
-    """(height, width) of one number or two."""
-    sides = value if is_list(value, 2) else [value, value]
-    height, width = (whole(side, key, source) for side in sides)
-    return height, width
-
-
-def whole(value: Any, key: str, source: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        refuse(source, key, value, "whole numbers above zero expected")
-    return value
-
-
-def triple(value: Any, key: str, source: str) -> tuple[float, float, float]:
-    values = value if is_list(value, 3) else [value] * 3
-    if not all(is_number(item) for item in values):
-        refuse(source, key, value, "three numbers expected")
-    red, green, blue = (float(item) for item in values)
-    return red, green, blue
-
-
-def is_list(value: Any, length: int) -> bool:
-    return isinstance(value, list | tuple) and len(value) == length
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def validated(config: dict[str, Any], source: str) -> PreprocessConfig:
-    try:
-        return PreprocessConfig.model_validate(config)
-    except ValidationError as error:
-        raise VitcliError(f"{source}: {error.errors()[0]['msg']}") from error
-
-
-def refuse(source: str, key: str, value: Any, why: str) -> NoReturn:
-    raise VitcliError(
-        f"{source}: {key}: {value!r}: {why}",
-        "give the preprocessing yourself: --set preprocess.resize=… (see --print-config)",
-    )
-
+from vitcli.config.schema import EncoderConfig
 
 Value = Any
 """A config value: a number, a string, a bool, None or a tuple."""
@@ -268,6 +191,44 @@ def fused(*sources: str) -> From:
     return From(sources, joined)
 
 
+BLOCK_PARTS = {
+    "norm1": "norm1",
+    "qkv": "attention.qkv",
+    "q_norm": "attention.q_norm",
+    "k_norm": "attention.k_norm",
+    "proj": "attention.proj",
+    "scale1": "scale1.gamma",
+    "norm2": "norm2",
+    "fc1": "feed_forward.fc1",
+    "fc2": "feed_forward.fc2",
+    "scale2": "scale2.gamma",
+}
+"""Parts of a block, to their names in ours."""
+
+
+def block(at: str, **parts: str | tuple[str, ...]) -> Renames:
+    """Renames of the parts of a block, whose foreign names follow `at`.
+
+    Several names are joined, one below the other; `*` is q, k and v in turn.
+    """
+    renames: dict[str, str | From] = {}
+    for part, names in parts.items():
+        listed = (names,) if isinstance(names, str) else names
+        sources = [
+            at + name.replace("*", third)
+            for name in listed
+            for third in ("qkv" if "*" in name else "*")
+        ]
+        ours = "vit.blocks.{i}." + BLOCK_PARTS[part]
+        renames[ours] = sources[0] if len(sources) == 1 else fused(*sources)
+    return renames
+
+
+def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """A table of renames or settings without some of its keys."""
+    return {key: value for key, value in table.items() if key not in keys}
+
+
 def rows(*sources: str) -> From:
     """Tokens or tables of any number of leading axes as (rows, D), one below the other."""
     return From(sources, lambda *parts: joined(*(p.reshape(-1, p.shape[-1]) for p in parts)))
@@ -281,6 +242,22 @@ def third(index: int, source: str) -> From:
 def last_two_thirds(source: str) -> From:
     """k and v out of a fused projection."""
     return From((source,), lambda t: t[t.shape[0] // 3 :])
+
+
+def probe_pooling(at: str, attention: str, fc1: str, fc2: str) -> Renames:
+    """A pooling by nn.MultiheadAttention from a trained query, with an MLP (SigLIP's)."""
+    projections = at + attention + "in_proj_"
+    return {
+        "pooling.probe": rows(at + "probe"),
+        **{f"pooling.q.{part}": third(0, projections + part) for part in ("weight", "bias")},
+        **{
+            f"pooling.kv.{part}": last_two_thirds(projections + part) for part in ("weight", "bias")
+        },
+        "pooling.proj": f"{at}{attention}out_proj",
+        "pooling.norm": at + "layernorm",
+        "pooling.feed_forward.fc1": at + fc1,
+        "pooling.feed_forward.fc2": at + fc2,
+    }
 
 
 def transposed(source: str) -> From:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitcli.checkpoints.family import PROCESSORS
+from vitcli.checkpoints.preprocessing import PROCESSORS
 from vitcli.checkpoints.pytorch import read_torch
 from vitcli.checkpoints.tensors import AGAIN, Tensors, read_npz, read_safetensors
 from vitcli.config.load import preset_names

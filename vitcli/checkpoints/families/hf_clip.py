@@ -1,4 +1,4 @@
-"""CLIP, SigLIP, Idefics and InternViT as transformers stores them; InternViT also as published."""
+"""CLIP, SigLIP, Idefics, InternViT, AIMv2 and Llama 4's tower as transformers stores them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,49 @@ from dataclasses import replace
 
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import (
+    BIAS,
     IGNORED,
     LIBRARY,
     SETTINGS,
+    TABLE_IN_FLOAT32,
     TABLE_IN_MODEL_DTYPE,
     TINY,
+    keys,
+    rope_theta,
 )
 from vitcli.checkpoints.family import (
     Family,
-    Renames,
+    From,
     To,
     Variant,
+    block,
+    conv_from_flat,
     conv_from_linear,
     flag,
     fused,
-    last_two_thirds,
+    joined,
     only,
+    probe_pooling,
     rows,
-    third,
+    without,
 )
 
 BLOCK = "encoder.layers.{i}."
-BLOCKS: Renames = {
-    "vit.blocks.{i}.norm1": BLOCK + "layer_norm1",
-    "vit.blocks.{i}.attention.qkv": fused(*(f"{BLOCK}self_attn.{part}_proj" for part in "qkv")),
-    "vit.blocks.{i}.attention.proj": BLOCK + "self_attn.out_proj",
-    "vit.blocks.{i}.norm2": BLOCK + "layer_norm2",
-    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
-    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
-}
+BLOCKS = block(
+    BLOCK,
+    norm1="layer_norm1",
+    qkv="self_attn.*_proj",
+    proj="self_attn.out_proj",
+    norm2="layer_norm2",
+    fc1="mlp.fc1",
+    fc2="mlp.fc2",
+)
 DROPS = (r"logit_(scale|bias)", r"embeddings\.position_ids")
 """What a whole CLIP or SigLIP model has beside its towers, and an old buffer."""
+PROJECTION = tuple(
+    Variant(when=(name,), settings={"head": "projection"})
+    for name in ("visual_projection", "logit_scale")  # a whole model has both
+)
 
 
 def _head_of(architectures: list[str]) -> str:
@@ -70,20 +82,15 @@ CLIP = Family(
     drops=DROPS,
     settings={
         **SETTINGS,
-        "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
-        "hidden_size": To("hidden", default=768),
-        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=32),
-        "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="quick_gelu"),
-        "intermediate_size": To("mlp_hidden", default=3072),
-        "layer_norm_eps": To("norm_eps", float, default=1e-5),
+        **keys(image_size=(224, 224), hidden_size=768, patch_size=32, hidden_act="quick_gelu"),
+        **keys(intermediate_size=3072, layer_norm_eps=1e-5),
         "architectures": To("head", _head_of),
     },
     ignored=(*IGNORED, "projection_dim"),
     # The pooled vector is LN(CLS); the tokens themselves get no final norm.
     decides={**TABLE_IN_MODEL_DTYPE, "patch_bias": False, "pooling": "cls"},
     variants=(
-        Variant(when=("visual_projection",), settings={"head": "projection"}),
-        Variant(when=("logit_scale",), settings={"head": "projection"}),  # a whole CLIP has one
+        *PROJECTION,
         # CLIPForImageClassification reads the mean of the patches, without a norm.
         Variant(
             when=("classifier",),
@@ -93,18 +100,7 @@ CLIP = Family(
         ),
     ),
 )
-PROBE = "head.attention.in_proj_"
-MAP: Renames = {
-    "pooling.probe": rows("head.probe"),
-    "pooling.q.weight": third(0, PROBE + "weight"),
-    "pooling.q.bias": third(0, PROBE + "bias"),
-    "pooling.kv.weight": last_two_thirds(PROBE + "weight"),
-    "pooling.kv.bias": last_two_thirds(PROBE + "bias"),
-    "pooling.proj": "head.attention.out_proj",
-    "pooling.norm": "head.layernorm",
-    "pooling.feed_forward.fc1": "head.mlp.fc1",
-    "pooling.feed_forward.fc2": "head.mlp.fc2",
-}
+MAP = probe_pooling("head.", "attention.", "mlp.fc1", "mlp.fc2")
 SIGLIP = Family(
     name="hf-siglip",
     library=LIBRARY,
@@ -125,12 +121,8 @@ SIGLIP = Family(
     drops=DROPS,
     settings={
         **SETTINGS,
-        "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
-        "hidden_size": To("hidden", default=768),
-        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=16),
-        "hidden_act": To("activation", SETTINGS["hidden_act"].read, default="gelu_tanh"),
-        "intermediate_size": To("mlp_hidden", default=3072),
-        "layer_norm_eps": To("norm_eps", float, default=1e-6),
+        **keys(image_size=(224, 224), hidden_size=768, patch_size=16, hidden_act="gelu_tanh"),
+        **keys(intermediate_size=3072, layer_norm_eps=1e-6),
     },
     ignored=(*IGNORED, "vision_use_head", "num_image_tokens", "projection_dim"),
     decides=TABLE_IN_MODEL_DTYPE,
@@ -150,32 +142,26 @@ SIGLIP = Family(
         ),
     ),
 )
-SIGLIP2 = Family(
+SIGLIP2 = replace(
+    SIGLIP,
     name="hf-siglip2-naflex",
-    library=LIBRARY,
     verified=TINY + "; images of one size, without padding",
     model_types=("siglip2", "siglip2_vision_model"),
     preprocess=processor("Siglip2ImageProcessor"),
-    signature=SIGLIP.signature,
-    absent=SIGLIP.absent,
     ranks={"embeddings.patch_embedding.weight": 2},
-    prefixes=SIGLIP.prefixes,
     renames={
-        **{ours: rule for ours, rule in SIGLIP.renames.items() if ours != "front_end.projection"},
+        **without(SIGLIP.renames, "front_end.projection"),
         "front_end.projection.weight": conv_from_linear("embeddings.patch_embedding.weight"),
         "front_end.projection.bias": "embeddings.patch_embedding.bias",
     },
-    drops=DROPS,
     settings={
-        **{key: to for key, to in SIGLIP.settings.items() if key != "image_size"},
+        **without(SIGLIP.settings, "image_size"),
         "num_patches": To(None),  # the table's length shows it
     },
-    ignored=SIGLIP.ignored,
     decides={
         "position_table.resize": "bilinear_antialias",
         "position_table.resize_dtype": "float32",
     },
-    variants=SIGLIP.variants,
 )
 # The same names without a head; a patch has the row of the cell of the table that it falls in.
 IDEFICS = replace(
@@ -185,11 +171,8 @@ IDEFICS = replace(
     model_types=("idefics2", "idefics2_vision"),
     preprocess=processor("Idefics2ImageProcessor"),
     absent=(*SIGLIP.absent, "head.probe", "classifier"),
-    renames={k: v for k, v in SIGLIP.renames.items() if k not in MAP},
-    settings={
-        **SIGLIP.settings,
-        "patch_size": To("patch_size", SETTINGS["patch_size"].read, default=32),
-    },
+    renames=without(SIGLIP.renames, *MAP),
+    settings={**SIGLIP.settings, **keys(patch_size=32)},
     ignored=(*SIGLIP.ignored, "max_image_size", "size", "use_base_siglip"),
     decides={
         "position_table.resize": "buckets",
@@ -204,11 +187,7 @@ IDEFICS3 = replace(
     verified=IDEFICS.verified + "; also SmolVLM",
     model_types=("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision"),
     preprocess=processor("Idefics3ImageProcessor"),
-    settings={
-        **IDEFICS.settings,
-        "hidden_size": To("hidden", default=1152),
-        "num_attention_heads": To("heads", default=16),
-    },
+    settings={**IDEFICS.settings, **keys(hidden_size=1152, num_attention_heads=16)},
 )
 LAYER = "encoder.layer.{i}."
 INTERNVL = Family(
@@ -222,39 +201,25 @@ INTERNVL = Family(
         "front_end.projection": "embeddings.patch_embeddings.projection",
         "front_end.prefix.cls": rows("embeddings.cls_token"),
         "front_end.position.table": rows("embeddings.position_embeddings"),
-        "vit.blocks.{i}.norm1": LAYER + "layernorm_before",
-        "vit.blocks.{i}.attention.qkv": fused(*(f"{LAYER}attention.{part}_proj" for part in "qkv")),
-        "vit.blocks.{i}.attention.q_norm": LAYER + "attention.q_norm",
-        "vit.blocks.{i}.attention.k_norm": LAYER + "attention.k_norm",
-        "vit.blocks.{i}.attention.proj": LAYER + "attention.projection_layer",
-        "vit.blocks.{i}.scale1.gamma": LAYER + "lambda_1",
-        "vit.blocks.{i}.norm2": LAYER + "layernorm_after",
-        "vit.blocks.{i}.feed_forward.fc1": LAYER + "mlp.fc1",
-        "vit.blocks.{i}.feed_forward.fc2": LAYER + "mlp.fc2",
-        "vit.blocks.{i}.scale2.gamma": LAYER + "lambda_2",
+        **block(LAYER, norm1="layernorm_before", norm2="layernorm_after"),
+        **block(LAYER, qkv="attention.*_proj", proj="attention.projection_layer"),
+        **block(LAYER, q_norm="attention.q_norm", k_norm="attention.k_norm"),
+        **block(LAYER, fc1="mlp.fc1", fc2="mlp.fc2", scale1="lambda_1", scale2="lambda_2"),
         "vit.norm": "layernorm",
     },
     drops=(r"embeddings\.mask_token",),
     settings={
         **SETTINGS,
-        "num_attention_heads": To("heads", default=16),
-        "num_hidden_layers": To("depth", default=24),
-        "image_size": To("image_size", SETTINGS["image_size"].read, default=(448, 448)),
-        "intermediate_size": To("mlp_hidden"),
-        "layer_norm_eps": To("norm_eps", float, default=1e-6),
+        **keys("intermediate_size", "layer_scale_init_value", num_attention_heads=16),
+        **keys(num_hidden_layers=24, image_size=(448, 448), layer_norm_eps=1e-6),
         "norm_type": To("norm", {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}),
-        "attention_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
+        "attention_bias": To("attention.qkv_bias", BIAS),
         "use_qk_norm": To("attention.qk_norm", {True: "width", False: "none"}),
-        "layer_scale_init_value": To("layer_scale", float),
         "use_absolute_position_embeddings": only(True),
     },
     # Mean pooling puts nn.Identity for the final norm, which the tensors show.
     ignored=(*IGNORED, "use_mask_token", "use_mean_pooling"),
-    decides={
-        **TABLE_IN_MODEL_DTYPE,
-        "attention.qk_norm_eps": 1e-6,
-        "pooling": "none",
-    },
+    decides={**TABLE_IN_MODEL_DTYPE, "attention.qk_norm_eps": 1e-6, "pooling": "none"},
 )
 INTERNVIT = Family(
     name="internvit",
@@ -262,36 +227,21 @@ INTERNVIT = Family(
     verified="tiny random models of transformers under its keys; once beside the original",
     model_types=("intern_vit_6b", "internvl_chat", "internvl"),
     preprocess=processor("CLIPImageProcessor"),
-    signature=(
-        BLOCK + "attn.qkv.weight",
-        BLOCK + "ls1",
-        "embeddings.class_embedding",
-    ),
+    signature=(BLOCK + "attn.qkv.weight", BLOCK + "ls1", "embeddings.class_embedding"),
     renames={
         "front_end.projection": "embeddings.patch_embedding",
         "front_end.prefix.cls": rows("embeddings.class_embedding"),
         "front_end.position.table": rows("embeddings.position_embedding"),
-        "vit.blocks.{i}.norm1": BLOCK + "norm1",
-        "vit.blocks.{i}.attention.qkv": BLOCK + "attn.qkv",
-        "vit.blocks.{i}.attention.q_norm": BLOCK + "attn.q_norm",
-        "vit.blocks.{i}.attention.k_norm": BLOCK + "attn.k_norm",
-        "vit.blocks.{i}.attention.proj": BLOCK + "attn.proj",
-        "vit.blocks.{i}.scale1.gamma": BLOCK + "ls1",
-        "vit.blocks.{i}.norm2": BLOCK + "norm2",
-        "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
-        "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
-        "vit.blocks.{i}.scale2.gamma": BLOCK + "ls2",
+        **block(BLOCK, norm1="norm1", qkv="attn.qkv", proj="attn.proj", norm2="norm2"),
+        **block(BLOCK, q_norm="attn.q_norm", k_norm="attn.k_norm"),
+        **block(BLOCK, fc1="mlp.fc1", fc2="mlp.fc2", scale1="ls1", scale2="ls2"),
     },
     settings={
         **SETTINGS,
-        "num_hidden_layers": To("depth", default=48),
-        "num_attention_heads": To("heads", default=25),
-        "image_size": To("image_size", SETTINGS["image_size"].read, default=(224, 224)),
-        "intermediate_size": To("mlp_hidden"),
-        "layer_norm_eps": To("norm_eps", float, default=1e-6),
-        "norm_type": To("norm", {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}),
-        "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
-        "qk_normalization": To("attention.qk_norm", {True: "width", False: "none"}),
+        **keys("intermediate_size", "qkv_bias", num_attention_heads=25, num_hidden_layers=48),
+        **keys(image_size=(224, 224), layer_norm_eps=1e-6),
+        "norm_type": INTERNVL.settings["norm_type"],
+        "qk_normalization": INTERNVL.settings["use_qk_norm"],
         "use_flash_attn": To(None, flag),
         "use_moe": only(False),
     },
@@ -304,13 +254,137 @@ INTERNVIT = Family(
         *("shared_expert_intermediate_size", "use_residual", "use_rts", "use_weighted_residual"),
     ),
     decides={
+        **TABLE_IN_FLOAT32,
         "position": "learned",
-        "position_table.resize": "bicubic",
-        "position_table.resize_dtype": "float32",
         "attention.qk_norm_eps": lambda found: found["norm_eps"],
         "pooling": "cls",
         "head": "none",
         "head_out": None,
     },
 )
-FAMILIES = (CLIP, SIGLIP, SIGLIP2, IDEFICS, IDEFICS3, INTERNVL, INTERNVIT)
+# AIMv2, and Ovis2's tower
+AIMV2 = Family(
+    name="hf-aimv2",
+    library=LIBRARY,
+    verified=TINY + "; alone, with text, with and without its pooling",
+    model_types=("aimv2", "aimv2_vision_model"),
+    preprocess=processor("CLIPImageProcessor"),
+    signature=("embeddings.rms_norm.weight", BLOCK + "ffn.gate_proj.weight", "rms_norm.weight"),
+    prefixes=("", "vision_model."),
+    aliases=((r"^embeddings\.patch_embedding\.", "embeddings.patch_embed."),),  # Ovis2
+    renames={
+        "front_end.projection": "embeddings.patch_embed",
+        "front_end.patch_norm": "embeddings.rms_norm",
+        "front_end.position.table": "embeddings.position_embedding.weight",
+        **block(BLOCK, norm1="rms_norm1", qkv="attention.*_proj", proj="attention.out_proj"),
+        **block(BLOCK, norm2="rms_norm2", fc1=("ffn.gate_proj", "ffn.up_proj")),
+        **block(BLOCK, fc2="ffn.down_proj"),
+        "vit.norm": "rms_norm",
+        "pooling.probe": rows("head.cls_token"),
+        "pooling.kv": fused("head.k_proj", "head.v_proj"),
+        "pooling.proj": "head.output_proj",
+        "head.linear": "visual_projection",
+    },
+    drops=(r"logit_scale", r"embeddings\.position_ids"),
+    settings={
+        **SETTINGS,
+        **keys(hidden_size=1024, num_hidden_layers=24, num_attention_heads=8, hidden_act="silu"),
+        **keys(intermediate_size=2816, image_size=(224, 224), patch_size=14, rms_norm_eps=1e-5),
+        "qkv_bias": To("_qkv_bias", flag, default=False),
+        "mlp_bias": To("_mlp_bias", flag, default=False),
+        "use_head": To("pooling", {True: "query", False: "none"}, default="query"),
+        "is_native": only(False),  # its table is computed, and not in the file
+    },
+    ignored=(*IGNORED, "projection_dim"),
+    decides={
+        "patch_norm": True,
+        "norm": "rmsnorm",
+        "mlp": "gated",
+        "position": "learned",
+        # The library has no other size; this is how timm resizes the same table.
+        "position_table.resize": "bicubic_antialias",
+        "position_table.resize_dtype": "float32",
+        "attention.proj_bias": lambda found: found["_qkv_bias"],
+        "attention.qkv_bias": lambda found: BIAS[found["_qkv_bias"]],
+        "mlp_bias": lambda found: found["_mlp_bias"],
+    },
+    needs=("heads", "norm_eps", "activation", "attention.proj_bias", "mlp_bias", "pooling"),
+    variants=PROJECTION,
+)
+OVIS2 = replace(
+    AIMV2,
+    name="hf-ovis2",
+    verified=TINY + "; alone and in the whole model",
+    model_types=("ovis2_vision",),
+    preprocess=processor("Ovis2ImageProcessor"),
+    prefixes=("transformer.",),
+    drops=(*AIMV2.drops, r"head_(linear|norm)\..*"),
+    settings=without(AIMV2.settings, "use_head"),
+    decides={**AIMV2.decides, "pooling": "none"},
+    ignored=(
+        *(*IGNORED, "hidden_stride", "num_visual_indicator_tokens"),
+        *("tokenize_function", "backbone_args"),
+    ),
+    remarks={"ovis2_vision": "the visual tokenizer (head_linear, head_norm) is not applied"},
+)
+
+
+def _cls_first(source: str) -> From:
+    """A table whose last row is that of CLS."""
+    return From((source,), lambda t: joined(t[-1:], t[:-1]))
+
+
+# Llama 4's tower; its code has one activation and one eps, whatever the config says
+LLAMA = "model.layers.{i}."
+LLAMA4 = Family(
+    name="hf-llama4",
+    library=LIBRARY,
+    verified=TINY + "; alone and in the whole model; CLS first here, last there",
+    model_types=("llama4_vision_model",),
+    preprocess=processor("Llama4ImageProcessor"),
+    signature=("positional_embedding_vlm", "layernorm_pre.weight", LLAMA + "self_attn.o_proj"),
+    renames={
+        "front_end.projection.weight": conv_from_flat("patch_embedding.linear.weight"),
+        "front_end.prefix.cls": rows("class_embedding"),
+        "front_end.position.table": _cls_first("positional_embedding_vlm"),
+        "front_end.norm": "layernorm_pre",
+        **block(LLAMA, norm1="input_layernorm", norm2="post_attention_layernorm"),
+        **block(LLAMA, qkv="self_attn.*_proj", proj="self_attn.o_proj"),
+        **block(LLAMA, fc1="mlp.fc1", fc2="mlp.fc2"),
+        "vit.norm": "layernorm_post",
+    },
+    drops=(r"vision_adapter\..*",),
+    settings={
+        **without(SETTINGS, "hidden_act"),
+        **keys(hidden_size=768, num_hidden_layers=34, num_attention_heads=16, patch_size=14),
+        **keys(intermediate_size=5632, image_size=(448, 448)),
+        "rope_parameters": To("rope.theta", rope_theta("default")),
+        **keys(rope_theta=10000.0),
+    },
+    ignored=(
+        *IGNORED,
+        *("hidden_act", "norm_eps"),
+        *("vision_output_dim", "pixel_shuffle_ratio", "projector_input_dim"),
+        *("projector_output_dim", "projector_dropout", "multi_modal_projector_bias"),
+        *("vision_feature_select_strategy", "vision_feature_layer"),
+    ),
+    decides={
+        **TABLE_IN_FLOAT32,  # the library has no other size
+        "patch_bias": False,
+        "cls_token": True,
+        "attention.qkv_bias": "qkv",
+        "norm": "layernorm",
+        "norm_eps": 1e-5,
+        "activation": "gelu",
+        "mlp": "plain",
+        "pooling": "none",
+        "position": "learned+rope2d",
+        "rope.coordinates": "index",
+        "rope.layout": "interleaved",
+        "rope.offset": 1.0,
+        "rope.first_axis": "columns",
+    },
+    needs=("heads", "rope.theta"),
+    remarks={"llama4_vision_model": "the adapter (pixel shuffle and MLP) is not applied"},
+)
+FAMILIES = (CLIP, SIGLIP, SIGLIP2, IDEFICS, IDEFICS3, INTERNVL, INTERNVIT, OVIS2, AIMV2, LLAMA4)

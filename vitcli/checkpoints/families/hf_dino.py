@@ -9,22 +9,37 @@ from typing import Any
 from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.hf_vit import BACKBONE, IGNORED, LIBRARY, SETTINGS, TINY
+from vitcli.checkpoints.families.hf_vit import (
+    BACKBONE,
+    GATED,
+    IGNORED,
+    LIBRARY,
+    MASK_TOKEN,
+    QKV,
+    SETTINGS,
+    TABLE_IN_FLOAT32,
+    TINY,
+    keys,
+)
 from vitcli.checkpoints.family import (
-    CLIP,
     Configs,
     Family,
     From,
     FromTensor,
-    Preprocessing,
     Renames,
     To,
     Variant,
+    block,
     conv_from_flat,
     flag,
     fused,
     only,
     rows,
+    without,
+)
+from vitcli.checkpoints.preprocessing import (
+    CLIP,
+    Preprocessing,
 )
 from vitcli.config.schema import EncoderConfig
 
@@ -41,55 +56,21 @@ RENAMES: Renames = {
     "front_end.projection": "embeddings.patch_embeddings.projection",
     "front_end.prefix.cls": rows("embeddings.cls_token"),
     "front_end.position.table": rows("embeddings.position_embeddings"),
-    "vit.blocks.{i}.norm1": BLOCK + "norm1",
-    "vit.blocks.{i}.attention.qkv": fused(
-        BLOCK + "attention.attention.query",
-        BLOCK + "attention.attention.key",
-        BLOCK + "attention.attention.value",
+    **block(
+        BLOCK,
+        norm1="norm1",
+        qkv=QKV,
+        proj="attention.output.dense",
+        scale1="layer_scale1.lambda1",
+        norm2="norm2",
+        fc1="mlp.fc1",
+        fc2="mlp.fc2",
+        scale2="layer_scale2.lambda1",
     ),
-    "vit.blocks.{i}.attention.proj": BLOCK + "attention.output.dense",
-    "vit.blocks.{i}.scale1.gamma": BLOCK + "layer_scale1.lambda1",
-    "vit.blocks.{i}.norm2": BLOCK + "norm2",
-    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
-    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
-    "vit.blocks.{i}.scale2.gamma": BLOCK + "layer_scale2.lambda1",
     "vit.norm": "layernorm",
 }
-# The gated MLP uses SiLU whatever hidden_act says.
-GATED = (
-    Variant(
-        when=(BLOCK + "mlp.weights_in",),
-        settings={"mlp": "gated", "activation": "silu"},
-        renames={
-            "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.weights_in",
-            "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.weights_out",
-        },
-    ),
-    Variant(
-        when=(BLOCK + "mlp.gate_proj",),
-        settings={"activation": "silu"},
-        renames={
-            "vit.blocks.{i}.feed_forward.fc1": fused(
-                BLOCK + "mlp.gate_proj", BLOCK + "mlp.up_proj"
-            ),
-            "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.weights_out",
-        },
-    ),
-)
-CLASSIFIER = Variant(
-    when=("classifier",),
-    settings={"pooling": "cls+mean", "head": "linear"},
-    renames={"head.linear": "classifier"},
-)
-DINOV2_SETTINGS = {
-    **SETTINGS,
-    "layer_norm_eps": To("norm_eps", float, default=1e-6),
-    "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
-    "layerscale_value": To("layer_scale", float),
-    "use_swiglu_ffn": To("mlp", {True: "gated", False: "plain"}),
-}
-DINOV2_IGNORED = (*IGNORED, *BACKBONE, "mlp_ratio", "use_mask_token")
-
+SILU = {"activation": "silu"}  # whatever hidden_act says
+APART = ("mlp.gate_proj", "mlp.up_proj")
 DINOV2 = Family(
     name="hf-dinov2",
     library=LIBRARY,
@@ -101,44 +82,55 @@ DINOV2 = Family(
     prefixes=("", "dinov2."),
     aliases=ALIASES,
     renames=RENAMES,
-    drops=(r"embeddings\.mask_token",),
-    settings=DINOV2_SETTINGS,
-    ignored=DINOV2_IGNORED,
-    decides={
-        "pooling": "cls",
-        "position_table.resize": "bicubic",
-        "position_table.resize_dtype": "float32",
+    drops=(MASK_TOKEN,),
+    settings={
+        **SETTINGS,
+        **keys("qkv_bias", "layerscale_value", "use_swiglu_ffn", layer_norm_eps=1e-6),
     },
-    variants=(*GATED, CLASSIFIER),
+    ignored=(*IGNORED, *BACKBONE, "mlp_ratio", "use_mask_token"),
+    decides={**TABLE_IN_FLOAT32, "pooling": "cls"},
+    variants=(
+        Variant(
+            when=(BLOCK + "mlp.weights_in",),
+            settings={"mlp": "gated", **SILU},
+            renames=block(BLOCK, fc1="mlp.weights_in", fc2="mlp.weights_out"),
+        ),
+        Variant(
+            when=(BLOCK + "mlp.gate_proj",),
+            settings=SILU,
+            renames=block(BLOCK, fc1=APART, fc2="mlp.weights_out"),
+        ),
+        Variant(
+            when=("classifier",),
+            settings={"pooling": "cls+mean", "head": "linear"},
+            renames={"head.linear": "classifier"},
+        ),
+    ),
 )
-DINOV2_REGISTERS = Family(
+DINOV2_REGISTERS = replace(
+    DINOV2,
     name="hf-dinov2-registers",
-    library=LIBRARY,
     verified=TINY,
     model_types=("dinov2_with_registers", "dinov2"),
     remarks={
         "dinov2": "model_type dinov2 with registers is remote code: position table resized as "
         "transformers' dinov2_with_registers does it"
     },
-    preprocess=processor("BitImageProcessor"),
     signature=(*DINOV2.signature, "embeddings.register_tokens"),
+    absent=(),
     prefixes=("", "dinov2_with_registers."),
-    aliases=ALIASES,
     renames={**RENAMES, "front_end.prefix.registers": rows("embeddings.register_tokens")},
-    drops=(r"embeddings\.mask_token",),
     settings={
-        **DINOV2_SETTINGS,
-        "num_register_tokens": To("registers"),
+        **DINOV2.settings,
+        **keys("num_register_tokens"),
         "interpolate_antialias": only(True),
         "interpolate_offset": only(0.0),
     },
-    ignored=DINOV2_IGNORED,
     decides={**DINOV2.decides, "position_table.resize": "bicubic_antialias"},
-    variants=(*GATED, CLASSIFIER),
 )
 
 LAYER = "layer.{i}."
-QKV = tuple(f"{LAYER}attention.{part}_proj" for part in "qkv")
+V3_QKV = tuple(f"{LAYER}attention.{part}_proj" for part in "qkv")
 
 
 def _same_bias(value: Any) -> None:
@@ -152,45 +144,39 @@ DINOV3 = Family(
     verified=TINY,
     model_types=("dinov3_vit",),
     preprocess=processor("DINOv3ViTImageProcessor"),
-    signature=(LAYER + "layer_scale1.lambda1", LAYER + "attention.q_proj.weight"),
+    signature=(LAYER + "layer_scale1.lambda1", V3_QKV[0] + ".weight"),
     absent=("embeddings.position_embeddings",),
     aliases=((r"^model\.layer\.", "layer."),),
     renames={
         "front_end.projection": "embeddings.patch_embeddings",
         "front_end.prefix.cls": rows("embeddings.cls_token"),
         "front_end.prefix.registers": rows("embeddings.register_tokens"),
-        "vit.blocks.{i}.norm1": LAYER + "norm1",
-        "vit.blocks.{i}.attention.qkv": fused(*QKV),
-        "vit.blocks.{i}.attention.proj": LAYER + "attention.o_proj",
-        "vit.blocks.{i}.scale1.gamma": LAYER + "layer_scale1.lambda1",
-        "vit.blocks.{i}.norm2": LAYER + "norm2",
-        "vit.blocks.{i}.feed_forward.fc1": LAYER + "mlp.up_proj",
-        "vit.blocks.{i}.feed_forward.fc2": LAYER + "mlp.down_proj",
-        "vit.blocks.{i}.scale2.gamma": LAYER + "layer_scale2.lambda1",
+        **block(
+            LAYER,
+            norm1="norm1",
+            qkv="attention.*_proj",
+            proj="attention.o_proj",
+            scale1="layer_scale1.lambda1",
+            norm2="norm2",
+            fc1="mlp.up_proj",
+            fc2="mlp.down_proj",
+            scale2="layer_scale2.lambda1",
+        ),
         "vit.norm": "norm",
     },
-    drops=(r"embeddings\.mask_token", r"rope_embeddings\.inv_freq"),
+    drops=(MASK_TOKEN, r"rope_embeddings\.inv_freq"),
     settings={
         **SETTINGS,
-        "intermediate_size": To("mlp_hidden"),
-        "layer_norm_eps": To("norm_eps", float, default=1e-5),
-        "layerscale_value": To("layer_scale", float),
-        "use_gated_mlp": To("mlp", {True: "gated", False: "plain"}),
-        "num_register_tokens": To("registers"),
-        "rope_theta": To("rope.theta", float, default=100.0),
-        "query_bias": To(None, _same_bias),
-        "key_bias": To(None, _same_bias),
-        "value_bias": To(None, _same_bias),
-        "proj_bias": only(True),
-        "mlp_bias": only(True),
+        **keys("intermediate_size", "layerscale_value", "num_register_tokens"),
+        **keys(layer_norm_eps=1e-5, rope_theta=100.0),
+        "use_gated_mlp": To("mlp", GATED),
+        **dict.fromkeys(("query_bias", "key_bias", "value_bias"), To(None, _same_bias)),
+        **dict.fromkeys(("proj_bias", "mlp_bias"), only(True)),
     },
     # Shift, jitter and rescale move the coordinates while training only.
     ignored=(
-        *IGNORED,
-        *BACKBONE,
-        "pos_embed_jitter",
-        "pos_embed_rescale",
-        "pos_embed_shift",
+        *(*IGNORED, *BACKBONE),
+        *("pos_embed_jitter", "pos_embed_rescale", "pos_embed_shift"),
     ),
     decides={
         "pooling": "cls",
@@ -200,22 +186,15 @@ DINOV3 = Family(
     },
     needs=("heads", "norm_eps", "activation", "rope.theta"),
     variants=(
+        Variant(when=(LAYER + "mlp.gate_proj",), renames=block(LAYER, fc1=APART)),
         Variant(
-            when=(LAYER + "mlp.gate_proj",),
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": fused(
-                    LAYER + "mlp.gate_proj", LAYER + "mlp.up_proj"
-                )
-            },
-        ),
-        Variant(
-            when=(QKV[0] + ".bias", QKV[2] + ".bias"),
-            unless=(QKV[1] + ".bias",),
+            when=(V3_QKV[0] + ".bias", V3_QKV[2] + ".bias"),
+            unless=(V3_QKV[1] + ".bias",),
             renames={
                 "vit.blocks.{i}.attention.qkv": None,
-                "vit.blocks.{i}.attention.qkv.weight": fused(*(p + ".weight" for p in QKV)),
-                "vit.blocks.{i}.attention.qkv.q_bias": QKV[0] + ".bias",
-                "vit.blocks.{i}.attention.qkv.v_bias": QKV[2] + ".bias",
+                "vit.blocks.{i}.attention.qkv.weight": fused(*(p + ".weight" for p in V3_QKV)),
+                "vit.blocks.{i}.attention.qkv.q_bias": V3_QKV[0] + ".bias",
+                "vit.blocks.{i}.attention.qkv.v_bias": V3_QKV[2] + ".bias",
             },
         ),
     ),
@@ -236,29 +215,15 @@ TIPS_V2 = Family(
         "front_end.prefix.registers": rows("register_tokens"),
     },
     drops=(r"mask_token",),
-    settings={**DINOV2_SETTINGS, "num_register_tokens": To("registers")},
-    ignored=DINOV2_IGNORED,
-    decides={
-        "pooling": "cls",
-        "position_table.resize": "bilinear_antialias",
-        "position_table.resize_dtype": "float32",
-    },
+    settings={**DINOV2.settings, **keys("num_register_tokens")},
+    ignored=DINOV2.ignored,
+    decides={**DINOV2.decides, "position_table.resize": "bilinear_antialias"},
     variants=(
         Variant(
             when=(timm.BLOCK + "mlp.c_fc",),
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": timm.BLOCK + "mlp.c_fc",
-                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.c_proj",
-            },
+            renames=block(timm.BLOCK, fc1="mlp.c_fc", fc2="mlp.c_proj"),
         ),
-        Variant(
-            when=(timm.BLOCK + "mlp.w12",),
-            settings={"mlp": "gated", "activation": "silu"},
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": timm.BLOCK + "mlp.w12",
-                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.w3",
-            },
-        ),
+        timm.PACKED_GATE,
     ),
 )
 
@@ -343,22 +308,18 @@ RADIO = Family(
     renames={
         **{ours: name for ours, name in timm.RENAMES.items() if not ours.startswith("front_end.")},
         **timm.QKV,
+        **block(timm.BLOCK, scale1="layer_scale1.lambda1", scale2="layer_scale2.lambda1"),
         "front_end.projection.weight": conv_from_flat("patch_generator.embedder.weight"),
         "front_end.prefix.cls": From((RADIO_TOKENS,), lambda t: t[:1]),
         "front_end.prefix.registers": From((RADIO_TOKENS,), lambda t: t[1:]),
         "front_end.position.table": rows("patch_generator.pos_embed"),
-        "vit.blocks.{i}.scale1.gamma": timm.BLOCK + "layer_scale1.lambda1",
-        "vit.blocks.{i}.scale2.gamma": timm.BLOCK + "layer_scale2.lambda1",
     },
     drops=(r"patch_generator\.video_embedder\..*", r"input_conditioner\..*", r"summary_idxs"),
     settings={
-        **{key: to for key, to in SETTINGS.items() if key != "image_size"},
-        "num_hidden_layers": To("depth"),
-        "num_attention_heads": To("heads", default=16),
+        **without(SETTINGS, "image_size"),
+        **keys("num_hidden_layers", "qkv_bias", "use_swiglu_ffn"),
+        **keys(num_attention_heads=16, layer_norm_eps=1e-6),
         "max_img_size": To("image_size", SETTINGS["image_size"].read, default=(2048, 2048)),
-        "layer_norm_eps": To("norm_eps", float, default=1e-6),
-        "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
-        "use_swiglu_ffn": To("mlp", {True: "gated", False: "plain"}),
         "layerscale_value": only(1.0),  # files leave it out, and then it is this value
         "num_cls_tokens": To(None, _whole_tokens),
         "summary_idxs": To("pooling", lambda which: "cls" if list(which) == [0] else "none"),
@@ -392,13 +353,8 @@ RADIO = Family(
     variants=(
         Variant(
             when=(timm.BLOCK + "mlp.gate_proj",),
-            settings={"activation": "silu"},
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": fused(
-                    timm.BLOCK + "mlp.gate_proj", timm.BLOCK + "mlp.up_proj"
-                ),
-                "vit.blocks.{i}.feed_forward.fc2": timm.BLOCK + "mlp.down_proj",
-            },
+            settings=SILU,
+            renames=block(timm.BLOCK, fc1=APART, fc2="mlp.down_proj"),
         ),
     ),
 )

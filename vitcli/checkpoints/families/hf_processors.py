@@ -1,6 +1,6 @@
 """The image processor classes of transformers, and their files: preprocessor_config.json.
 
-A new class is an entry in _CLASSES, with a rule in `hf_resizing` if it resizes in its own way.
+A new class is an entry in _CLASSES, with a rule in `preprocessing` if it resizes in its own way.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vitcli.checkpoints.families import hf_resizing as rules
-from vitcli.checkpoints.families.hf_resizing import Given, Rule
-from vitcli.checkpoints.family import (
+from vitcli.checkpoints import preprocessing as rules
+from vitcli.checkpoints.preprocessing import (
     CLIP,
     FILTERS,
     HALF,
     IMAGENET,
     PROCESSORS,
+    Given,
     Preprocessing,
+    Rule,
     Settings,
     refuse,
     section,

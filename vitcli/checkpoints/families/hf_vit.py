@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vitcli.checkpoints.families.hf_processors import processor
@@ -11,12 +12,14 @@ from vitcli.checkpoints.family import (
     Renames,
     To,
     Variant,
+    block,
     flag,
     fused,
     only,
     rows,
     side,
     size,
+    without,
 )
 
 LIBRARY = "transformers"
@@ -58,6 +61,21 @@ BACKBONE = (
     *("reshape_hidden_states", "return_class_token", "stage_names"),
 )
 """What the backbone classes for detection and segmentation read."""
+
+
+def rope_theta(kind: str) -> Callable[[Mapping[str, Any]], float]:
+    """Reads theta out of `rope_parameters` that have this type and say nothing else."""
+
+    def read(value: Mapping[str, Any]) -> float:
+        if value.get("rope_type") not in (kind, None) or set(value) - {"rope_type", "rope_theta"}:
+            raise ValueError(f"{kind}, with rope_theta alone")
+        return float(value["rope_theta"])
+
+    return read
+
+
+BIAS = {True: "qkv", False: "none"}
+GATED = {True: "gated", False: "plain"}
 SETTINGS = {
     "hidden_size": To("hidden"),
     "num_hidden_layers": To("depth", default=12),
@@ -67,15 +85,36 @@ SETTINGS = {
     "num_channels": To("channels"),
     "hidden_act": To("activation", ACTIVATIONS, default="gelu"),
 }
-VIT_SETTINGS = {
+"""Keys of nearly every config."""
+_KEYS = {
     **SETTINGS,
     "intermediate_size": To("mlp_hidden"),
-    "layer_norm_eps": To("norm_eps", float, default=1e-12),
-    "qkv_bias": To("attention.qkv_bias", {True: "qkv", False: "none"}),
+    "layer_norm_eps": To("norm_eps", float),
+    "rms_norm_eps": To("norm_eps", float),
+    "qkv_bias": To("attention.qkv_bias", BIAS),
+    "layerscale_value": To("layer_scale", float),
+    "layer_scale_init_value": To("layer_scale", float),
+    "use_swiglu_ffn": To("mlp", GATED),
+    "num_register_tokens": To("registers"),
+    "rope_theta": To("rope.theta", float),
+    "rope_parameters": To("rope.theta", rope_theta("axial")),
+}
+
+
+def keys(*names: str, **defaults: Any) -> dict[str, To]:
+    """Keys of a config, some with the library's value where a nested config leaves them out."""
+    listed = {**dict.fromkeys(names), **defaults}
+    return {key: replace(_KEYS[key], default=value) for key, value in listed.items()}
+
+
+VIT_SETTINGS = {
+    **SETTINGS,
+    **keys("intermediate_size", "qkv_bias", layer_norm_eps=1e-12),
     "pooler_act": only("tanh"),
 }
 TABLE_IN_MODEL_DTYPE = {"position_table.resize": "bicubic", "position_table.resize_dtype": "model"}
 """How these models resize their table where `interpolate_pos_encoding` is asked for."""
+TABLE_IN_FLOAT32 = {"position_table.resize": "bicubic", "position_table.resize_dtype": "float32"}
 # transformers 5 has other names in memory than in its files; the tables use those of the files.
 ALIASES = (
     (r"^layers\.(\d+)\.attention\.q_proj\.", r"encoder.layer.\1.attention.attention.query."),
@@ -87,26 +126,25 @@ ALIASES = (
     (r"^layers\.(\d+)\.", r"encoder.layer.\1."),
 )
 BLOCK = "encoder.layer.{i}."
+QKV = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
+QUERY, KEY, VALUE = (BLOCK + part for part in QKV)
 RENAMES: Renames = {
     "front_end.projection": "embeddings.patch_embeddings.projection",
     "front_end.position.table": rows("embeddings.position_embeddings"),
-    "vit.blocks.{i}.norm1": BLOCK + "layernorm_before",
-    "vit.blocks.{i}.attention.qkv": fused(
-        BLOCK + "attention.attention.query",
-        BLOCK + "attention.attention.key",
-        BLOCK + "attention.attention.value",
+    **block(
+        BLOCK,
+        norm1="layernorm_before",
+        qkv=QKV,
+        proj="attention.output.dense",
+        norm2="layernorm_after",
+        fc1="intermediate.dense",
+        fc2="output.dense",
     ),
-    "vit.blocks.{i}.attention.proj": BLOCK + "attention.output.dense",
-    "vit.blocks.{i}.norm2": BLOCK + "layernorm_after",
-    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "intermediate.dense",
-    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "output.dense",
     "vit.norm": "layernorm",
 }
 CLS: Renames = {"front_end.prefix.cls": rows("embeddings.cls_token")}
 MASK_TOKEN = r"embeddings\.mask_token"
-SIGNATURE = (BLOCK + "layernorm_before.weight", BLOCK + "attention.attention.query.weight")
-# intermediate_size counts; I-JEPA's converter writes mlp_ratio beside it.
-TASK_IGNORED = (*IGNORED, "encoder_stride", "mlp_ratio", "pooler_output_size")
+SIGNATURE = (BLOCK + "layernorm_before.weight", QUERY + ".weight")
 CLASSIFIER = Variant(
     when=("classifier",),
     settings={"head": "linear"},
@@ -134,28 +172,21 @@ VIT = Family(
     # ViTForMaskedImageModeling brings a mask token and a decoder.
     drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
     settings=VIT_SETTINGS,
-    ignored=TASK_IGNORED,
+    # intermediate_size counts; I-JEPA's converter writes mlp_ratio beside it.
+    ignored=(*IGNORED, "encoder_stride", "mlp_ratio", "pooler_output_size"),
     decides={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
     variants=(CLASSIFIER, POOLER),
 )
-DEIT = Family(
+DEIT = replace(
+    VIT,
     name="hf-deit",
-    library=LIBRARY,
-    verified=TINY,
     model_types=("deit",),
     preprocess=processor("DeiTImageProcessor"),
-    signature=(*SIGNATURE, "embeddings.cls_token", "embeddings.distillation_token"),
+    signature=(*VIT.signature, "embeddings.distillation_token"),
+    absent=(),
+    distinguished_by=None,
     prefixes=("", "deit."),
-    aliases=ALIASES,
-    renames={
-        **RENAMES,
-        **CLS,
-        "front_end.prefix.dist": rows("embeddings.distillation_token"),
-    },
-    drops=(MASK_TOKEN, r"decoder\.0\.(weight|bias)"),
-    settings=VIT_SETTINGS,
-    ignored=TASK_IGNORED,
-    decides={**TABLE_IN_MODEL_DTYPE, "pooling": "cls"},
+    renames={**VIT.renames, "front_end.prefix.dist": rows("embeddings.distillation_token")},
     variants=(
         CLASSIFIER,
         POOLER,
@@ -166,49 +197,34 @@ DEIT = Family(
         ),
     ),
 )
-MAE = Family(
+MAE = replace(
+    VIT,
     name="hf-mae",
-    library=LIBRARY,
     verified=TINY + "; without masking and shuffling",
     model_types=("vit_mae",),
-    preprocess=processor("ViTImageProcessor"),
-    signature=(*SIGNATURE, "embeddings.cls_token"),
     absent=("embeddings.distillation_token", "pooler.dense", "classifier", BLOCK + "lambda_1"),
     distinguished_by=("position", "sincos2d"),
-    prefixes=("", "vit."),
-    aliases=ALIASES,
-    renames={**RENAMES, **CLS},
     drops=(r"decoder\..*", MASK_TOKEN),
-    settings=VIT_SETTINGS,
     ignored=(
         *IGNORED,
         *("decoder_hidden_size", "decoder_intermediate_size", "decoder_num_attention_heads"),
         *("decoder_num_hidden_layers", "mask_ratio", "norm_pix_loss"),
     ),
     decides={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
+    variants=(),
 )
-IJEPA = Family(
+IJEPA = replace(
+    VIT,
     name="hf-ijepa",
-    library=LIBRARY,
-    verified=TINY,
     model_types=("ijepa",),
-    preprocess=processor("ViTImageProcessor"),
     signature=SIGNATURE,
     absent=("embeddings.cls_token",),
+    distinguished_by=None,
     prefixes=("", "ijepa."),
-    aliases=ALIASES,
     renames=RENAMES,
     drops=(MASK_TOKEN,),
-    settings=VIT_SETTINGS,
-    ignored=TASK_IGNORED,
-    decides={**TABLE_IN_MODEL_DTYPE, "position": "sincos2d", "pooling": "none"},
-    variants=(
-        Variant(
-            when=("classifier",),
-            settings={"pooling": "mean", "head": "linear"},
-            renames={"head.linear": "classifier"},
-        ),
-    ),
+    decides=MAE.decides,
+    variants=(replace(CLASSIFIER, settings={"pooling": "mean", "head": "linear"}, drops=()),),
 )
 
 
@@ -220,16 +236,15 @@ def _square(value: Any) -> tuple[int, int]:
 
 
 def _position(found: Mapping[str, Any]) -> str:
-    kinds = {
-        (True, False): "learned",
-        (False, True): "relative2d",
-        (False, False): "none",
-    }
+    kinds = {(True, False): "learned", (False, True): "relative2d", (False, False): "none"}
     return kinds[found["_absolute"], found["_relative"]]
 
 
-RELATIVE = BLOCK + "attention.attention.relative_position_bias."
-QUERY, KEY, VALUE = (f"{BLOCK}attention.attention.{part}" for part in ("query", "key", "value"))
+def _resize(found: Mapping[str, Any]) -> str:
+    return "bicubic" if found["position"] == "learned" else "bilinear"
+
+
+RELATIVE = "attention.attention.relative_position_bias."
 # BEiT, DiT and data2vec: LayerScale, no bias on keys, positions as biases of pairs in each block.
 BEIT = Family(
     name="hf-beit",
@@ -240,35 +255,26 @@ BEIT = Family(
     signature=(*SIGNATURE, "embeddings.cls_token", BLOCK + "lambda_1"),
     prefixes=("", "beit.", "data2vec_vision."),
     aliases=(
-        (
-            r"^layers\.(\d+)\.relative_position_bias\.",
-            r"encoder.layer.\1.attention.attention.relative_position_bias.",
-        ),
+        (r"^layers\.(\d+)\.relative_position_bias\.", rf"encoder.layer.\1.{RELATIVE}"),
         *ALIASES,
     ),
     renames={
-        **{k: v for k, v in RENAMES.items() if k != "vit.blocks.{i}.attention.qkv"},
+        **without(RENAMES, "vit.blocks.{i}.attention.qkv"),
         **CLS,
         "vit.blocks.{i}.attention.qkv.weight": fused(*(f"{p}.weight" for p in (QUERY, KEY, VALUE))),
         "vit.blocks.{i}.attention.qkv.q_bias": QUERY + ".bias",
         "vit.blocks.{i}.attention.qkv.v_bias": VALUE + ".bias",
-        "vit.blocks.{i}.scale1.gamma": BLOCK + "lambda_1",
-        "vit.blocks.{i}.scale2.gamma": BLOCK + "lambda_2",
-        "front_end.position.tables.{i}": RELATIVE + "relative_position_bias_table",
+        **block(BLOCK, scale1="lambda_1", scale2="lambda_2"),
+        "front_end.position.tables.{i}": BLOCK + RELATIVE + "relative_position_bias_table",
     },
-    drops=(
-        MASK_TOKEN,
-        r"encoder\.layer\.\d+\.attention\.attention\.relative_position_bias"
-        r"\.relative_position_index",
-        r"lm_head\.(weight|bias)",
-    ),
+    drops=(MASK_TOKEN, r"encoder\..*\.relative_position_index", r"lm_head\.(weight|bias)"),
     settings={
-        **{key: to for key, to in VIT_SETTINGS.items() if key not in ("qkv_bias", "pooler_act")},
+        **without(VIT_SETTINGS, "qkv_bias", "pooler_act"),
+        **keys("layer_scale_init_value"),
         "image_size": To("image_size", _square),
         "use_absolute_position_embeddings": To("_absolute", flag),
         "use_relative_position_bias": To("_relative", flag),
         "use_shared_relative_position_bias": only(False),
-        "layer_scale_init_value": To("layer_scale", float),
     },
     ignored=(
         *IGNORED,
@@ -280,9 +286,7 @@ BEIT = Family(
     ),
     decides={
         "position": _position,
-        "position_table.resize": lambda found: {"learned": "bicubic"}.get(
-            found["position"], "bilinear"
-        ),
+        "position_table.resize": _resize,
         "position_table.resize_dtype": "model",
     },
     needs=("heads", "norm_eps", "activation", "position", "image_size"),
@@ -295,9 +299,7 @@ BEIT = Family(
         Variant(when=("layernorm",), settings={"pooling": "cls"}),
         Variant(unless=("pooler.layernorm", "layernorm"), settings={"pooling": "none"}),
         Variant(when=("lm_head",), settings={"pooling": "none"}),
-        Variant(
-            when=("classifier",), settings={"head": "linear"}, renames={"head.linear": "classifier"}
-        ),
+        replace(CLASSIFIER, drops=()),
     ),
 )
 FAMILIES = (VIT, DEIT, MAE, IJEPA, BEIT)

@@ -9,25 +9,27 @@ from typing import Any
 from vitcli.checkpoints.families import timm, timm_eva
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.family import (
-    CLIP,
-    HALF,
     Configs,
     Family,
-    Preprocessing,
     Renames,
-    Settings,
     To,
     Variant,
-    last_two_thirds,
+    block,
     only,
-    pair,
-    refuse,
+    probe_pooling,
     rows,
-    section,
     side,
     size,
-    third,
     transposed,
+)
+from vitcli.checkpoints.preprocessing import (
+    CLIP,
+    HALF,
+    Preprocessing,
+    Settings,
+    pair,
+    refuse,
+    section,
     triple,
     validated,
 )
@@ -43,14 +45,9 @@ def from_open_clip(
     """
     given = section(settings, "preprocess_cfg", source)
     model = section(settings, "model_cfg", source)
-    defaults: dict[str, Any] = {
-        "size": 224,
-        "mode": "RGB",
-        "interpolation": "bicubic",
-        "resize_mode": "shortest",
-    }
+    defaults = {"size": 224, "mode": "RGB", "interpolation": "bicubic", "resize_mode": "shortest"}
     defaults |= {"fill_color": 0, **CLIP}
-    merged = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+    merged: dict[str, Any] = {**defaults, **{k: v for k, v in given.items() if v is not None}}
     for key, value in merged.items():
         if key not in defaults:
             refuse(source, f"preprocess_cfg.{key}", value, "not handled")
@@ -92,14 +89,9 @@ def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None
 
 
 TEXT_HALF = (
-    r"text\..*",
-    r"transformer\.resblocks\..*",
-    r"token_embedding\.weight",
-    r"positional_embedding",
-    r"ln_final\.(weight|bias)",
-    r"text_projection(\.(weight|bias))?",
+    *(r"text\..*", r"transformer\.resblocks\..*", r"token_embedding\.weight", r"attn_mask"),
+    *(r"positional_embedding", r"ln_final\.(weight|bias)", r"text_projection(\.(weight|bias))?"),
     r"logit_(scale|bias)",
-    r"attn_mask",
 )
 FIXED = {
     "patch_bias": False,
@@ -107,6 +99,11 @@ FIXED = {
     "position_table.resize": "bicubic_antialias",
     "position_table.resize_dtype": "model",
 }
+UNUSED = (
+    *("output_tokens", "patch_dropout", "timm_drop", "timm_drop_path", "timm_model_pretrained"),
+    *("timm_pool", "timm_proj", "timm_proj_bias"),
+)
+"""Keys that are read elsewhere, or that change no number in eval mode."""
 UNDER_A_TOWER = ("custom_text", "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale")
 
 
@@ -115,21 +112,16 @@ def _block(root: str) -> str:
 
 
 def _renames(root: str) -> Renames:
-    block = _block(root)
+    at = _block(root)
     return {
         "front_end.projection": root + "conv1",
         "front_end.prefix.cls": rows(root + "class_embedding"),
         "front_end.position.table": root + "positional_embedding",
         "front_end.norm": root + "ln_pre",
-        "vit.blocks.{i}.norm1": block + "ln_1",
-        "vit.blocks.{i}.attention.qkv.weight": block + "attn.in_proj_weight",
-        "vit.blocks.{i}.attention.qkv.bias": block + "attn.in_proj_bias",
-        "vit.blocks.{i}.attention.proj": block + "attn.out_proj",
-        "vit.blocks.{i}.scale1.gamma": block + "ls_1.gamma",
-        "vit.blocks.{i}.norm2": block + "ln_2",
-        "vit.blocks.{i}.feed_forward.fc1": block + "mlp.c_fc",
-        "vit.blocks.{i}.feed_forward.fc2": block + "mlp.c_proj",
-        "vit.blocks.{i}.scale2.gamma": block + "ls_2.gamma",
+        **block(at, norm1="ln_1", proj="attn.out_proj", scale1="ls_1.gamma"),
+        **block(at, norm2="ln_2", fc1="mlp.c_fc", fc2="mlp.c_proj", scale2="ls_2.gamma"),
+        "vit.blocks.{i}.attention.qkv.weight": at + "attn.in_proj_weight",
+        "vit.blocks.{i}.attention.qkv.bias": at + "attn.in_proj_bias",
         # The same norm stands before or after pooling; the config says where.
         "vit.norm": root + "ln_post",
         "pool_norm": root + "ln_post",
@@ -205,8 +197,8 @@ def _tower(name: str, root: str) -> Family:
         ignored=(
             *UNDER_A_TOWER,
             *("attn_pooler_heads", "attn_pooler_queries", "ls_init_value", "mlp_ratio"),
-            *("output_tokens", "patch_dropout", "pos_embed_type", "timm_drop", "timm_drop_path"),
-            *("timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias"),
+            "pos_embed_type",
+            *UNUSED,
         ),
         decides={
             **FIXED,
@@ -313,15 +305,8 @@ def _around(family: Family, name: str, kind: str) -> Family:
             *family.ignored,
             *UNDER_A_TOWER,
             "image_size",  # the table's own size counts
-            "output_tokens",
-            "patch_dropout",
             "quick_gelu",  # timm's models keep their own activation
-            "timm_drop",
-            "timm_drop_path",
-            "timm_model_pretrained",
-            "timm_pool",
-            "timm_proj",
-            "timm_proj_bias",
+            *UNUSED,
         ),
         config_file=CONFIG,
         flatten=_timm_flat(kind),
@@ -349,7 +334,7 @@ def _perception_pixels(configs: Configs, encoder: EncoderConfig) -> Preprocessin
 
 def _perception(root: str, core: bool) -> Family:
     """The core models have a pooling of their own kind; without it names do not show rotations."""
-    pool, attention = root + "attn_pool.", root + "attn_pool.attn."
+    pool = root + "attn_pool."
     shared = root + "conv1.weight", root + "ln_pre.weight", _block(root) + "attn.in_proj_weight"
     told_apart = root + "ln_post.weight", pool + "probe"
     return Family(
@@ -362,15 +347,7 @@ def _perception(root: str, core: bool) -> Family:
         distinguished_by=None if core else ("position", "learned+rope2d"),
         renames={
             **_renames(root),
-            "pooling.probe": rows(pool + "probe"),
-            "pooling.q.weight": third(0, attention + "in_proj_weight"),
-            "pooling.q.bias": third(0, attention + "in_proj_bias"),
-            "pooling.kv.weight": last_two_thirds(attention + "in_proj_weight"),
-            "pooling.kv.bias": last_two_thirds(attention + "in_proj_bias"),
-            "pooling.proj": attention + "out_proj",
-            "pooling.norm": pool + "layernorm",
-            "pooling.feed_forward.fc1": pool + "mlp.c_fc",
-            "pooling.feed_forward.fc2": pool + "mlp.c_proj",
+            **probe_pooling(pool, "attn.", "mlp.c_fc", "mlp.c_proj"),
         },
         drops=TEXT_HALF if root else (),
         decides={

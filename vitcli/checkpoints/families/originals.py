@@ -7,15 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
-from vitcli.checkpoints.families.timm import BLOCK, LAYER_SCALE
+from vitcli.checkpoints.families.timm import BLOCK, LAYER_SCALE, PACKED_GATE
 from vitcli.checkpoints.family import (
     Family,
     From,
     FromTensor,
     Renames,
     Variant,
-    fused,
+    block,
     joined,
     rows,
     transposed,
@@ -29,13 +30,9 @@ DROPS = (r"mask_token", r"(dino|ibot)_head\..*", r".*_loss\..*")
 TOKENS: Renames = {
     "front_end.projection": "patch_embed.proj",
     "front_end.prefix.cls": rows("cls_token"),
-    "vit.blocks.{i}.norm1": BLOCK + "norm1",
-    "vit.blocks.{i}.attention.qkv": BLOCK + "attn.qkv",
-    "vit.blocks.{i}.attention.proj": BLOCK + "attn.proj",
+    **block(BLOCK, norm1="norm1", qkv="attn.qkv", proj="attn.proj", norm2="norm2"),
+    **block(BLOCK, fc1="mlp.fc1", fc2="mlp.fc2"),
     **LAYER_SCALE,
-    "vit.blocks.{i}.norm2": BLOCK + "norm2",
-    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
-    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
     "vit.norm": "norm",
 }
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "ls1.gamma")
@@ -69,15 +66,7 @@ DINOV2 = Family(
     needs=("heads", "position_table.resize"),
     from_tensors={"_registers": FromTensor("register_tokens", lambda t: t.shape[1])},
     variants=(
-        # The first half of w12 is the gate.
-        Variant(
-            when=(BLOCK + "mlp.w12.weight",),
-            settings={"mlp": "gated", "activation": "silu"},
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.w12",
-                "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.w3",
-            },
-        ),
+        PACKED_GATE,
         Variant(
             when=("register_tokens",),
             renames={"front_end.prefix.registers": rows("register_tokens")},
@@ -135,10 +124,7 @@ DINOV3 = Family(
         Variant(
             when=(BLOCK + "mlp.w1.weight",),
             settings={"activation": "silu"},
-            renames={
-                "vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.w1", BLOCK + "mlp.w2"),
-                "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.w3",
-            },
+            renames=block(BLOCK, fc1=("mlp.w1", "mlp.w2"), fc2="mlp.w3"),
         ),
         Variant(
             when=(BLOCK + "attn.qkv.bias_mask",),
@@ -152,6 +138,25 @@ DINOV3 = Family(
     ),
 )
 
+# --- facebookresearch DeiT, MAE and I-JEPA, by timm's names
+# Their code resizes the table, when it loads one for another size, without antialiasing.
+VIT = Family(
+    name="original-vit",
+    library="facebookresearch deit, mae, ijepa",
+    preprocess=processor(None),
+    verified="tiny random models of timm under the originals' keys; once beside them",
+    signature=timm.SIGNATURE,
+    absent=timm.ABSENT,
+    wrappers=("model", "encoder"),
+    renames={**timm.RENAMES, **timm.QKV, **LAYER_SCALE},
+    drops=(r"decoder_.*", r"mask_token"),
+    decides={"position_table.resize": "bicubic", "position_table.resize_dtype": "model"},
+    needs=timm.NEEDS,
+    unproven=("position",),
+    any_prefix_rows=True,
+    variants=(*timm.VARIANTS, timm.GAMMA_SCALES),
+)
+
 # --- torchvision
 TV_BLOCK = "encoder.layers.encoder_layer_{i}."
 TORCHVISION = Family(
@@ -159,23 +164,16 @@ TORCHVISION = Family(
     library="torchvision",
     preprocess=processor(None),
     verified="tiny random models, from state dicts",
-    signature=(
-        "conv_proj.weight",
-        "class_token",
-        TV_BLOCK + "self_attention.in_proj_weight",
-    ),
+    signature=("conv_proj.weight", "class_token", TV_BLOCK + "self_attention.in_proj_weight"),
     aliases=((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3.")),
     renames={
         "front_end.projection": "conv_proj",
         "front_end.prefix.cls": rows("class_token"),
         "front_end.position.table": rows("encoder.pos_embedding"),
-        "vit.blocks.{i}.norm1": TV_BLOCK + "ln_1",
+        **block(TV_BLOCK, norm1="ln_1", proj="self_attention.out_proj", norm2="ln_2"),
+        **block(TV_BLOCK, fc1="mlp.0", fc2="mlp.3"),
         "vit.blocks.{i}.attention.qkv.weight": TV_BLOCK + "self_attention.in_proj_weight",
         "vit.blocks.{i}.attention.qkv.bias": TV_BLOCK + "self_attention.in_proj_bias",
-        "vit.blocks.{i}.attention.proj": TV_BLOCK + "self_attention.out_proj",
-        "vit.blocks.{i}.norm2": TV_BLOCK + "ln_2",
-        "vit.blocks.{i}.feed_forward.fc1": TV_BLOCK + "mlp.0",
-        "vit.blocks.{i}.feed_forward.fc2": TV_BLOCK + "mlp.3",
         "vit.norm": "encoder.ln",
         "head.pre_logits": "heads.pre_logits",
         "head.linear": "heads.head",
@@ -265,13 +263,12 @@ GOOGLE = Family(
         "front_end.projection.bias": "embedding.bias",
         "front_end.prefix.cls": rows("cls"),
         "front_end.position.table": rows("pos_embedding"),
-        "vit.blocks.{i}.norm1": FLAX_BLOCK + "LayerNorm_0",
+        **block(FLAX_BLOCK, norm1="LayerNorm_0", norm2="LayerNorm_1"),
         **_attention(
             "vit.blocks.{i}.attention.",
             FLAX_BLOCK + ATTENTION,
             (("qkv", ("query", "key", "value")),),
         ),
-        "vit.blocks.{i}.norm2": FLAX_BLOCK + "LayerNorm_1",
         **_dense("vit.blocks.{i}.feed_forward.fc1", FLAX_BLOCK + "MlpBlock_0/Dense_0"),
         **_dense("vit.blocks.{i}.feed_forward.fc2", FLAX_BLOCK + "MlpBlock_0/Dense_1"),
         "vit.norm": "Transformer/encoder_norm",

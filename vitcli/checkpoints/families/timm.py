@@ -1,4 +1,4 @@
-"""timm's VisionTransformer, the originals that share its names, and timm's config.json."""
+"""timm's VisionTransformer, and timm's config.json."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
 from vitcli.checkpoints.family import (
-    FILTERS,
-    IMAGENET,
     Configs,
     Family,
-    Preprocessing,
     Renames,
-    Settings,
     To,
     Variant,
+    block,
     flag,
-    fused,
-    is_list,
-    is_number,
     only,
-    pair,
-    refuse,
     rows,
-    section,
     side,
     size,
+    without,
+)
+from vitcli.checkpoints.preprocessing import (
+    FILTERS,
+    IMAGENET,
+    Preprocessing,
+    Settings,
+    is_list,
+    is_number,
+    pair,
+    refuse,
+    section,
     triple,
     validated,
 )
@@ -49,27 +52,12 @@ RENAMES: Renames = {
     "front_end.prefix.registers": rows("reg_token"),
     "front_end.position.table": rows("pos_embed"),
     "front_end.norm": "norm_pre",
-    "vit.blocks.{i}.norm1": BLOCK + "norm1",
-    "vit.blocks.{i}.attention.proj": BLOCK + "attn.proj",
-    "vit.blocks.{i}.norm2": BLOCK + "norm2",
-    "vit.blocks.{i}.feed_forward.fc1": BLOCK + "mlp.fc1",
-    "vit.blocks.{i}.feed_forward.fc2": BLOCK + "mlp.fc2",
+    **block(BLOCK, norm1="norm1", proj="attn.proj", norm2="norm2", fc1="mlp.fc1", fc2="mlp.fc2"),
     "vit.norm": "norm",
     "pool_norm": "fc_norm",
 }
-QKV: Renames = {
-    "vit.blocks.{i}.attention.qkv": BLOCK + "attn.qkv",
-    "vit.blocks.{i}.attention.q_norm": BLOCK + "attn.q_norm",
-    "vit.blocks.{i}.attention.k_norm": BLOCK + "attn.k_norm",
-}
-LAYER_SCALE: Renames = {
-    "vit.blocks.{i}.scale1.gamma": BLOCK + "ls1.gamma",
-    "vit.blocks.{i}.scale2.gamma": BLOCK + "ls2.gamma",
-}
-GAMMAS: Renames = {
-    "vit.blocks.{i}.scale1.gamma": BLOCK + "gamma_1",
-    "vit.blocks.{i}.scale2.gamma": BLOCK + "gamma_2",
-}
+QKV = block(BLOCK, qkv="attn.qkv", q_norm="attn.q_norm", k_norm="attn.k_norm")
+LAYER_SCALE = block(BLOCK, scale1="ls1.gamma", scale2="ls2.gamma")
 MAP: Renames = {
     "pooling.probe": rows("attn_pool.latent"),
     "pooling.q": "attn_pool.q",
@@ -85,10 +73,11 @@ CLASSIFIER = Variant(
     settings={"head": "linear"},
     renames={"head.linear": "head"},
 )
-NO_CLASSIFIER = Variant(
-    unless=("head.weight",),
-    settings={"head": "none", "head_out": None},
+# DeiT III's and Eva's layer scale
+GAMMA_SCALES = Variant(
+    when=(BLOCK + "gamma_1",), renames=block(BLOCK, scale1="gamma_1", scale2="gamma_2")
 )
+NO_CLASSIFIER = Variant(unless=("head.weight",), settings={"head": "none", "head_out": None})
 
 
 def patch_bias(found: Mapping[str, Any]) -> bool:
@@ -98,55 +87,42 @@ def patch_bias(found: Mapping[str, Any]) -> bool:
 
 RESIZE = {"position_table.resize": "bicubic_antialias", "position_table.resize_dtype": "float32"}
 POOLS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "silu",
-    "swish": "silu",
-}
+NAMES = ("gelu", "gelu_tanh", "quick_gelu", "silu")
+ACTIVATIONS = {**{name: name for name in NAMES}, "swish": "silu"}
+
+
+def anywhere(**settings: To) -> dict[str, To]:
+    """Settings that an architecture's name stands for, and that model arguments may say too."""
+    return {f"{at}{key}": to for at in ("architecture.", "") for key, to in settings.items()}
+
+
 SETTINGS = {
     "img_size": To("image_size", size),
     "patch_size": To("patch_size", side),
     "in_chans": To("channels"),
     "embed_dim": To("hidden"),
     "depth": To("depth"),
-    "num_heads": To("heads"),
-    "architecture.num_heads": To("heads"),
+    **anywhere(num_heads=To("heads")),
     "architecture.norm_eps": To("norm_eps"),
     "norm_layer": To("norm_eps", {"layernorm": 1e-6, "rmsnorm": 1e-6}),
-    "global_pool": To("pooling", POOLS),
-    "architecture.global_pool": To("pooling", POOLS),
-    "class_token": To("cls_token", flag),
-    "architecture.class_token": To("cls_token", flag),
+    **anywhere(global_pool=To("pooling", POOLS), class_token=To("cls_token", flag)),
     "architecture.reg_tokens": To("registers"),
     "qk_norm": To(None, flag),
     "dynamic_img_pad": only(False),
 }
 IGNORED = (
+    *HF_IGNORED,
     # the name stands for the architecture.* settings
     "architecture",
     # said for the reader, not used to build the model
-    "label_names",
-    "label_descriptions",
-    "labels",
-    "num_features",
+    *("label_names", "label_descriptions", "labels", "num_features"),
     # what the tensors show
-    "init_values",
-    "mlp_ratio",
-    "num_classes",
-    "qkv_bias",
-    "no_embed_class",
+    *("init_values", "mlp_ratio", "num_classes", "qkv_bias", "no_embed_class"),
     # how images of another size are let in
-    "dynamic_img_size",
-    "strict_img_size",
+    *("dynamic_img_size", "strict_img_size"),
     # active while training only
-    "attn_drop_rate",
-    "drop_path_rate",
-    "drop_rate",
-    "patch_drop_rate",
-    "pos_drop_rate",
-    "proj_drop_rate",
+    *("attn_drop_rate", "drop_path_rate", "drop_rate", "patch_drop_rate"),
+    *("pos_drop_rate", "proj_drop_rate"),
 )
 COMPUTED_OTHERWISE = {
     r"vit_s?relpos_.*_rpn_.*": "norms of what is added to the sum, relative positions by an MLP",
@@ -193,11 +169,8 @@ def flattened(kind: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
             reasons = (why for p, why in COMPUTED_OTHERWISE.items() if re.fullmatch(p, name))
             why = next((f" ({why})" for why in reasons), "")
             raise ValueError(f"architecture {name!r}{why}")
-        flat = {
-            k: v
-            for k, v in config.items()
-            if k not in ("pretrained_cfg", "model_args", "global_pool")
-        }
+        # What the name decides is for model_args alone to change, not for other keys at the root.
+        flat = without(config, "pretrained_cfg", "model_args", "global_pool", *known[name])
         if arguments.get("ref_feat_shape") and known[name].get("rope_type") == "index":
             raise ValueError(f"architecture {name!r} with ref_feat_shape")
         given = {_REPLACES.get(key, key) for key in arguments}
@@ -217,13 +190,9 @@ def from_timm(settings: Settings, *, source: str = "config.json") -> PreprocessC
     The size is `input_size`; keys that are missing or empty take timm's defaults.
     """
     given = section(settings, "pretrained_cfg", source) or settings
-    defaults: dict[str, Any] = {
-        "input_size": (3, 224, 224),
-        "interpolation": "bicubic",
-        "crop_pct": 0.875,
-    }
+    defaults = {"input_size": (3, 224, 224), "interpolation": "bicubic", "crop_pct": 0.875}
     defaults |= {"crop_mode": "center", **IMAGENET}
-    merged = {key: given.get(key) or default for key, default in defaults.items()}
+    merged: dict[str, Any] = {key: given.get(key) or value for key, value in defaults.items()}
     channels, *sides = merged["input_size"] if is_list(merged["input_size"], 3) else (0,)
     if channels != 3:
         refuse(source, "input_size", merged["input_size"], "3, height, width expected")
@@ -261,8 +230,13 @@ def preprocess(configs: Configs, encoder: EncoderConfig) -> Preprocessing | None
 
 
 SPLIT_GATE = Variant(
-    when=(BLOCK + "mlp.fc1_g.weight",),
-    renames={"vit.blocks.{i}.feed_forward.fc1": fused(BLOCK + "mlp.fc1_g", BLOCK + "mlp.fc1_x")},
+    when=(BLOCK + "mlp.fc1_g.weight",), renames=block(BLOCK, fc1=("mlp.fc1_g", "mlp.fc1_x"))
+)
+# The first half of w12 is the gate.
+PACKED_GATE = Variant(
+    when=(BLOCK + "mlp.w12",),
+    settings={"mlp": "gated", "activation": "silu"},
+    renames=block(BLOCK, fc1="mlp.w12", fc2="mlp.w3"),
 )
 # VisionTransformer, and the originals of DeiT, MAE and I-JEPA
 SIGNATURE = ("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "norm1.weight")
@@ -280,16 +254,9 @@ DISTILLED = Variant(
 )
 # Without its two heads timm gives the mean of CLS and the distillation token.
 HEADLESS_DISTILLED = Variant(
-    when=("dist_token",),
-    unless=("head_dist.weight",),
-    settings={"pooling": "none"},
+    when=("dist_token",), unless=("head_dist.weight",), settings={"pooling": "none"}
 )
-VARIANTS = (
-    CLASSIFIER,
-    NO_CLASSIFIER,
-    DISTILLED,
-    HEADLESS_DISTILLED,
-)
+VARIANTS = (CLASSIFIER, NO_CLASSIFIER, DISTILLED, HEADLESS_DISTILLED)
 VIT = Family(
     name="timm-vit",
     library=LIBRARY,
@@ -302,28 +269,16 @@ VIT = Family(
     renames={**RENAMES, **QKV, **LAYER_SCALE, **MAP},
     settings={
         **SETTINGS,
-        "act_layer": To("activation", ACTIVATIONS),
-        "architecture.act_layer": To("activation", ACTIVATIONS),
+        **anywhere(act_layer=To("activation", ACTIVATIONS), proj_bias=To("_biased", flag)),
         "architecture.position": To("position"),
         "architecture.patch_norm": To("patch_norm"),
         "architecture.mlp": To("mlp"),
         "reg_tokens": To("registers"),
         "pre_norm": To("ln_pre", flag),
         "pos_embed": To("position", {"learn": "learned", "none": "none", "": "none"}, "learned"),
-        "pool_include_prefix": only(False),
-        "scale_attn_norm": only(False),
-        "scale_mlp_norm": only(False),
-        "architecture.proj_bias": To("_biased", flag),
-        "proj_bias": To("_biased", flag),
+        **dict.fromkeys(("pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"), only(False)),
     },
-    ignored=(
-        *HF_IGNORED,
-        *IGNORED,
-        "fc_norm",
-        "final_norm",
-        "fix_init",
-        "weight_init",
-    ),
+    ignored=(*IGNORED, "fc_norm", "final_norm", "fix_init", "weight_init"),
     decides={
         **RESIZE,
         "patch_bias": patch_bias,
@@ -336,24 +291,4 @@ VIT = Family(
     any_prefix_rows=True,
     variants=(*VARIANTS, SPLIT_GATE),
 )
-# Their code resizes the table, when it loads one for another size, without antialiasing.
-ORIGINAL = Family(
-    name="original-vit",
-    library="facebookresearch deit, mae, ijepa",
-    preprocess=processor(None),
-    verified="tiny random models of timm under the originals' keys; once beside them",
-    signature=SIGNATURE,
-    absent=ABSENT,
-    wrappers=("model", "encoder"),
-    renames={**RENAMES, **QKV, **LAYER_SCALE},
-    drops=(r"decoder_.*", r"mask_token"),
-    decides={"position_table.resize": "bicubic", "position_table.resize_dtype": "model"},
-    needs=NEEDS,
-    unproven=("position",),
-    any_prefix_rows=True,
-    variants=(
-        *VARIANTS,
-        Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),  # deit3
-    ),
-)
-FAMILIES = (ORIGINAL, VIT)
+FAMILIES = (VIT,)

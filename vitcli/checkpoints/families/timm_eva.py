@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
+from vitcli.checkpoints.families.hf_vit import GATED
 from vitcli.checkpoints.families.timm import (
     ABSENT,
     ACTIVATIONS,
     BIASES,
     BLOCK,
     CLASSIFIER,
-    GAMMAS,
+    GAMMA_SCALES,
     IGNORED,
     LAYER_SCALE,
     LIBRARY,
@@ -25,6 +25,7 @@ from vitcli.checkpoints.families.timm import (
     SETTINGS,
     SIGNATURE,
     SPLIT_GATE,
+    anywhere,
     flattened,
     patch_bias,
     preprocess,
@@ -40,6 +41,7 @@ from vitcli.checkpoints.family import (
     fused,
     only,
     size,
+    without,
 )
 
 ROPE_COORDINATES = {"dinov3": "centered", "cat": "reference", "index": "index"}
@@ -47,7 +49,7 @@ SHARED_SETTINGS = {
     **SETTINGS,
     "num_reg_tokens": To("registers"),
     "use_pre_transformer_norm": To("ln_pre", flag),
-    "swiglu_mlp": To("mlp", {True: "gated", False: "plain"}),
+    "swiglu_mlp": To("mlp", GATED),
 }
 UNSUPPORTED = {
     "attn_only_layer_scale": only(False),
@@ -57,39 +59,28 @@ UNSUPPORTED = {
     "rope_grid_offset": only(0, 0.0),
     "use_post_norm": only(False),
 }
-ROPE_SETTINGS = {
-    f"{where}{key}": to
-    for where in ("architecture.", "")
-    for key, to in {
-        "rope_type": To("rope.coordinates", ROPE_COORDINATES),
-        "rope_temperature": To("rope.theta", float),
-        "rope_layout": To("rope.layout"),
-        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
-        "ref_feat_shape": To("rope.reference_grid", size),
-        "scale_attn_inner": To("attention.inner_norm", flag),
-        "scale_mlp": To("mlp_norm", flag),
-        "use_abs_pos_emb": To("_table", flag),
-        "use_rot_pos_emb": To("_turned", flag),
-    }.items()
-}
+ROPE_SETTINGS = anywhere(
+    rope_type=To("rope.coordinates", ROPE_COORDINATES),
+    rope_temperature=To("rope.theta", float),
+    rope_layout=To("rope.layout"),
+    rope_rotate_half=To("rope.layout", {True: "half", False: "interleaved"}),
+    ref_feat_shape=To("rope.reference_grid", size),
+    scale_attn_inner=To("attention.inner_norm", flag),
+    scale_mlp=To("mlp_norm", flag),
+    use_abs_pos_emb=To("_table", flag),
+    use_rot_pos_emb=To("_turned", flag),
+)
 EVA_IGNORED = (
-    *HF_IGNORED,
-    *IGNORED,
-    "head_init_scale",
-    "qkv_fused",
-    "swiglu_align_to",
-    "use_fc_norm",
+    *(*IGNORED, "head_init_scale", "qkv_fused", "swiglu_align_to", "use_fc_norm"),
     "use_post_transformer_norm",
     # move the coordinates while training only
-    "rope_jitter_coords",
-    "rope_rescale_coords",
-    "rope_shift_coords",
+    *("rope_jitter_coords", "rope_rescale_coords", "rope_shift_coords"),
 )
 MLP_NORM: Renames = {"vit.blocks.{i}.feed_forward.norm": BLOCK + "mlp.norm"}
 EVA_VARIANTS = (
     CLASSIFIER,
     NO_CLASSIFIER,
-    Variant(when=(BLOCK + "gamma_1",), renames=GAMMAS),
+    GAMMA_SCALES,
     SPLIT_GATE,
     Variant(when=(BLOCK + "mlp.norm.weight",), renames=MLP_NORM),
     Variant(
@@ -138,11 +129,7 @@ ROPE = Family(
     library=LIBRARY,
     preprocess=preprocess,
     verified="tiny random models, from files with and without config.json",
-    signature=(
-        "patch_embed.proj.weight",
-        BLOCK + "attn.qkv.weight",
-        BLOCK + "gamma_1",
-    ),
+    signature=("patch_embed.proj.weight", BLOCK + "attn.qkv.weight", BLOCK + "gamma_1"),
     absent=("pos_embed", "rope.freqs", *BIASES),
     renames={**RENAMES, **QKV},
     settings={
@@ -151,10 +138,7 @@ ROPE = Family(
         **ROPE_SETTINGS,
         "attn_type": only("eva", "rope"),
         "architecture.rope_grid_indexing": To("rope.first_axis", {"xy": "columns"}),
-        "architecture.use_abs_pos_emb": only(False),
-        "use_abs_pos_emb": only(False),
-        "architecture.use_rot_pos_emb": only(True),
-        "use_rot_pos_emb": only(True),
+        **anywhere(use_abs_pos_emb=only(False), use_rot_pos_emb=only(True)),
     },
     ignored=EVA_IGNORED,
     decides={
@@ -177,11 +161,7 @@ ROPE_TABLE = replace(
     name="timm-eva-rope-table",
     signature=(*ROPE.signature, "pos_embed"),
     absent=("rope.freqs", "norm_pre.weight", BLOCK + "attn.q_bias"),
-    settings={
-        **ROPE.settings,
-        "architecture.use_abs_pos_emb": only(True),
-        "use_abs_pos_emb": only(True),
-    },
+    settings={**ROPE.settings, **anywhere(use_abs_pos_emb=only(True))},
     decides={**ROPE.decides, **RESIZE, "position": "learned+rope2d"},
     unproven=("position",),
     any_prefix_rows=True,
@@ -196,10 +176,9 @@ MIXED = replace(
     absent=("pos_embed",),
     renames={**ROPE.renames, "front_end.position.frequencies": FREQUENCIES},
     settings={
-        **{k: to for k, to in ROPE.settings.items() if not k.endswith("rope_layout")},
+        **without(ROPE.settings, *anywhere(rope_layout=only())),
         "rope_rotate_half": only(False),
-        **{f"{at}rope_type": only("mixed") for at in ("architecture.", "")},
-        **{f"{at}rope_grid_indexing": only("xy") for at in ("architecture.", "")},
+        **anywhere(rope_type=only("mixed"), rope_grid_indexing=only("xy")),
     },
     ignored=(*EVA_IGNORED, "ref_feat_shape", "rope_grid_offset"),
     decides={"position": "mixed_rope2d", "activation": gated_activation, "patch_bias": patch_bias},
@@ -212,11 +191,7 @@ MIXED_TABLE = replace(
     signature=(*MIXED.signature, "pos_embed"),
     absent=(),
     renames={**ROPE.renames, "front_end.position.rope.frequencies": FREQUENCIES},
-    settings={
-        **MIXED.settings,
-        "architecture.use_abs_pos_emb": only(True),
-        "use_abs_pos_emb": only(True),
-    },
+    settings={**MIXED.settings, **anywhere(use_abs_pos_emb=only(True))},
     decides={**MIXED.decides, **RESIZE, "position": "learned+mixed_rope2d"},
     any_prefix_rows=True,
 )
@@ -263,7 +238,7 @@ EVA02 = replace(
     name="timm-eva02",
     signature=("patch_embed.proj.weight", APART[1] + ".weight", BLOCK + "norm1.weight"),
     renames={
-        **{k: v for k, v in EVA.renames.items() if k != "vit.blocks.{i}.attention.qkv"},
+        **without(EVA.renames, "vit.blocks.{i}.attention.qkv"),
         "vit.blocks.{i}.attention.qkv.weight": fused(*(part + ".weight" for part in APART)),
         "vit.blocks.{i}.attention.qkv.q_bias": APART[0] + ".bias",
         "vit.blocks.{i}.attention.qkv.v_bias": APART[2] + ".bias",
@@ -271,11 +246,6 @@ EVA02 = replace(
     },
 )
 # The Perception Encoder: core, lang and spatial, alone or in Perception LM.
-PE_SETTINGS = {
-    "rope_grid_offset": To("rope.offset", float),
-    "rope_grid_indexing": To("rope.first_axis", {"ij": "rows", "xy": "columns"}),
-    "attn_pool_num_heads": To("pool_heads"),
-}
 # The names are those of a CLIP by timm, whose queries and keys are not rotated.
 PERCEPTION = Family(
     name="timm-pe",
@@ -292,13 +262,11 @@ PERCEPTION = Family(
         **UNSUPPORTED,
         **ROPE_SETTINGS,
         "attn_type": only("rope"),
-        "architecture.rope_layout": To("rope.layout"),
-        "rope_rotate_half": To("rope.layout", {True: "half", False: "interleaved"}),
-        **{
-            f"{where}{key}": to
-            for where in ("architecture.", "")
-            for key, to in PE_SETTINGS.items()
-        },
+        **anywhere(
+            rope_grid_offset=To("rope.offset", float),
+            rope_grid_indexing=To("rope.first_axis", {"ij": "rows", "xy": "columns"}),
+            attn_pool_num_heads=To("pool_heads"),
+        ),
         "use_abs_pos_emb": only(True),
         "use_rot_pos_emb": only(True),
     },
@@ -335,13 +303,13 @@ BEIT = Family(
     drops=(r"blocks\.\d+\.attn\.relative_position_index",),
     settings={
         **SETTINGS,
-        "swiglu_mlp": To("mlp", {True: "gated", False: "plain"}),
+        "swiglu_mlp": To("mlp", GATED),
         "scale_mlp": To("mlp_norm", flag),
         "use_abs_pos_emb": only(False),
         "use_rel_pos_bias": only(True),
         "use_shared_rel_pos_bias": only(False),
     },
-    ignored=(*HF_IGNORED, *IGNORED, "head_init_scale", "use_fc_norm"),
+    ignored=(*IGNORED, "head_init_scale", "use_fc_norm"),
     decides={
         "position": "relative2d",
         "position_table.resize": "geometric",
@@ -362,10 +330,10 @@ RELPOS = replace(
     settings={
         **SETTINGS,
         "act_layer": To("activation", ACTIVATIONS),
-        **{f"{at}rel_pos_type": only("bias") for at in ("architecture.", "")},
+        **anywhere(rel_pos_type=only("bias")),
         "shared_rel_pos": only(False),
     },
-    ignored=(*HF_IGNORED, *IGNORED, "fc_norm", "fix_init", "rel_pos_dim", "weight_init"),
+    ignored=(*IGNORED, "fc_norm", "fix_init", "rel_pos_dim", "weight_init"),
     decides={**BEIT.decides, "activation": "gelu"},
     flatten=flattened("relative"),
     from_tensors={"heads": FromTensor(BIASES[1], lambda t: t.shape[1])},
@@ -379,11 +347,7 @@ QWEN3 = Family(
     verified="tiny random models, from files with config.json",
     signature=(*SIGNATURE, "pos_embed", "merger.norm.weight", "merger.fc2.weight"),
     renames={
-        **{
-            k: v
-            for k, v in RENAMES.items()
-            if ".norm" not in k.replace(".norm1", "").replace(".norm2", "")
-        },
+        **without(RENAMES, "front_end.norm", "vit.norm"),
         **QKV,
         **{f"head.{part}": f"merger.{part}" for part in ("norm", "fc1", "fc2")},
     },
@@ -392,12 +356,9 @@ QWEN3 = Family(
         "norm_eps": To("norm_eps", float),
         "global_pool": only("merge"),
         "merge_size": only(2),
-        "pos_embed_grid_size": To("_side"),
-        "architecture.pos_embed_grid_size": To("_side"),
-        "rope_temperature": To("rope.theta", float),
-        "architecture.rope_temperature": To("rope.theta", float),
+        **anywhere(pos_embed_grid_size=To("_side"), rope_temperature=To("rope.theta", float)),
     },
-    ignored=(*HF_IGNORED, *IGNORED, "img_size", "out_features"),
+    ignored=(*IGNORED, "img_size", "out_features"),
     decides={
         "position": "learned+rope2d",
         "position_table.resize": "bilinear_align_corners",
