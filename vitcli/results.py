@@ -220,7 +220,7 @@ class ResolvedSetting:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading a checkpoint found out.
+    """What loading a checkpoint found out; `checkpoints.load.report_line` says it in one line.
 
     `tensors_dropped` are the names that a drop rule of the family matched; `stored_dtypes` are
     those of the tensors used, `dtype` is the one they were read as; `preprocess_by` is None where
@@ -242,15 +242,3 @@ class LoadReport:
     tensors_resized: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What else a reader should know, one sentence each: for example tensors beside the tower."""
-
-    def line(self) -> str:
-        """One line for people."""
-        dropped = f", {len(self.tensors_dropped)} left out" if self.tensors_dropped else ""
-        prepared = f"from {self.preprocess_by}" if self.preprocess_by else "unknown"
-        resized = "".join(f", {text}" for text in self.tensors_resized)
-        stored = f"{'/'.join(self.stored_dtypes)} " if self.stored_dtypes else ""
-        return (
-            f"{self.source}: {self.family} ({self.library}), {self.tensors_used} tensors used"
-            f"{dropped}{resized}, {stored}read as {self.dtype}, "
-            f"preprocessing {prepared}{''.join(f'; {text}' for text in self.notes)}"
-        )

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from vitcli.checkpoints.detect import LANGUAGE, Tower, spell
 from vitcli.checkpoints.readers import read_tensors
 from vitcli.checkpoints.tensors import AGAIN, LazyTensor, Tensors
+from vitcli.checkpoints.tower import LANGUAGE, Tower, spell
 from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write

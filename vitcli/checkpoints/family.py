@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.preprocessing import Preprocessing
+from vitcli.checkpoints.preprocessing import Reader
 from vitcli.checkpoints.tensors import LazyTensor
-from vitcli.config.schema import EncoderConfig
 
 Value = Any
 """A config value: a number, a string, a bool, None or a tuple."""
@@ -174,7 +173,11 @@ class Family:
     wrappers: tuple[str, ...] = ()
     from_tensors: Mapping[str, FromTensor] = field(default_factory=dict)
     flatten: Callable[[Mapping[str, Any]], Mapping[str, Value]] | None = None
-    preprocess: Callable[[Configs, EncoderConfig], Preprocessing | None] | None = None
+    preprocess: Reader | None = None
+
+
+def as_stored(source: str) -> From:
+    return From((source,), lambda tensor: tensor)
 
 
 def joined(*parts: Tensor) -> Tensor:

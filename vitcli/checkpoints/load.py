@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from vitcli.build import build_meta
 from vitcli.checkpoints.adapters import LowRank, adapted
-from vitcli.checkpoints.detect import Tower, detect, layers_read, summary, tower_config
 from vitcli.checkpoints.families import FAMILIES
-from vitcli.checkpoints.family import Family, From
+from vitcli.checkpoints.family import Family, as_stored
 from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
+from vitcli.checkpoints.preprocessing import with_preprocess
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
 from vitcli.checkpoints.resolve import resolve_settings
+from vitcli.checkpoints.tower import Tower, detect, layers_read, summary, tower_config
 from vitcli.config.load import (
     NAME_A_PRESET,
     config_yaml,
@@ -30,7 +31,7 @@ from vitcli.config.load import (
     preset_layers,
     read_saved_config,
 )
-from vitcli.config.schema import ModelConfig, PreprocessConfig, pixel_keys
+from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Layers, Setting, validate
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
@@ -166,6 +167,19 @@ class Plan:
         return (f"position table {grids} by {encoder.position_table.resize}",)
 
 
+def report_line(report: LoadReport) -> str:
+    """What was loaded, in one line for people."""
+    dropped = f", {len(report.tensors_dropped)} left out" if report.tensors_dropped else ""
+    resized = "".join(f", {text}" for text in report.tensors_resized)
+    stored = f"{'/'.join(report.stored_dtypes)} " if report.stored_dtypes else ""
+    prepared = f"from {report.preprocess_by}" if report.preprocess_by else "unknown"
+    return (
+        f"{report.source}: {report.family} ({report.library}), {report.tensors_used} tensors used"
+        f"{dropped}{resized}, {stored}read as {report.dtype}, "
+        f"preprocessing {prepared}{''.join(f'; {text}' for text in report.notes)}"
+    )
+
+
 def plan_weights(
     source: str,
     *,
@@ -202,8 +216,10 @@ def plan_weights(
     if config.encoder.attention.qk_norm == "head":
         parts = {_per_head(name): part for name, part in parts.items()}
     encoder = build_meta(config.encoder)
-    parts = _whole(encoder, parts, match, checkpoint, overrides)
-    config, preprocess_by, notes = _with_preprocess(config, checkpoint, family, preset, overrides)
+    parts = _checked(encoder, parts, match, checkpoint, overrides)
+    config, preprocess_by, notes = with_preprocess(
+        config, family.preprocess, configs, checkpoint.source, preset, overrides
+    )
     if image_size:
         config = for_input_size(config, image_size)
     if config.classes is None:
@@ -227,86 +243,6 @@ def class_names(config: Mapping[str, Any] | None, outputs: int | None) -> tuple[
         return None
     placeholders = [f"LABEL_{index}" for index in range(len(named))]
     return None if named == placeholders else tuple(named)
-
-
-def _whole(
-    encoder: VisionEncoder,
-    parts: dict[str, Part],
-    match: Match,
-    checkpoint: Checkpoint,
-    overrides: Sequence[Setting],
-) -> dict[str, Part]:
-    """The parts that the encoder takes, once it is sure that they fit."""
-    if overrides:
-        parts = _without_removed_modules(encoder, parts, match)
-    check(encoder, parts, match, checkpoint.tensors)
-    return parts
-
-
-def _with_preprocess(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    family: Family,
-    preset: ModelConfig | None,
-    overrides: Sequence[Setting],
-) -> tuple[ModelConfig, str | None, tuple[str, ...]]:
-    """The config with the preprocessing of the source, else of the preset, then the user's.
-
-    Also who said it, None where nobody did, and the source's notes on it.
-
-    Raises:
-        VitcliError: a file that cannot be followed, or settings of the user that leave others open.
-    """
-    chosen = [s for s in overrides if s.path[0] == "preprocess"]
-    by = f"preset {preset.name}" if preset else None
-    notes: tuple[str, ...] = ()
-    refused: VitcliError | None = None
-    layers = Layers()
-    layers.add(Document(by or "config", config.model_dump(mode="python")))
-    try:
-        prepared = (
-            family.preprocess(checkpoint.configs, config.encoder) if family.preprocess else None
-        )
-    except VitcliError as error:
-        if not chosen and not preset:
-            raise
-        prepared, refused = (
-            None,
-            error,
-        )  # the user says it in place of a file that cannot be followed
-    if prepared:
-        by, notes = prepared.by, prepared.notes
-        layers.set(Setting(("preprocess",), prepared.config.model_dump(mode="python"), by))
-    for setting in chosen:
-        layers.set(setting)
-    name = Path(checkpoint.source).name or checkpoint.source
-    layers.set(Setting(("name",), name, "the source"))
-    for setting in overrides:
-        if setting.path in (("name",), ("classes",)):
-            layers.set(setting)
-    whole = validate(ModelConfig, layers)
-    if chosen and by is None:
-        _require_all(whole.preprocess, chosen, checkpoint.source, refused)
-    by = ", ".join([*([by] if by else []), *(s.source for s in chosen)]) or None
-    return whole, by, notes
-
-
-def _require_all(
-    config: PreprocessConfig,
-    chosen: Sequence[Setting],
-    source: str,
-    refused: VitcliError | None,
-) -> None:
-    """Every setting that decides pixels was given, where nothing but the user gives any."""
-    given = {s.path[1] for s in chosen if len(s.path) > 1}
-    given |= {key for s in chosen if len(s.path) == 1 for key in s.value}
-    if open_keys := [key for key in pixel_keys(config) if key not in given]:
-        why = f" ({refused.message})" if refused else ""
-        keys = " ".join(f"--set preprocess.{key}=VALUE" for key in open_keys)
-        raise VitcliError(
-            f"{source}: preprocessing settings still unknown: {', '.join(open_keys)}{why}",
-            f"{NAME_A_PRESET}, or {keys}",
-        )
 
 
 def _needed(tower: Tower, checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
@@ -349,20 +285,28 @@ def _per_head(name: str) -> str:
     return name
 
 
-def _without_removed_modules(
-    encoder: VisionEncoder, parts: dict[str, Part], match: Match
+def _checked(
+    encoder: VisionEncoder,
+    parts: dict[str, Part],
+    match: Match,
+    checkpoint: Checkpoint,
+    overrides: Sequence[Setting],
 ) -> dict[str, Part]:
-    """Parts without those of modules that the user's settings took away; they count as dropped."""
+    """The parts that the encoder takes, once it is sure that they fit.
+
+    Those of modules that the user's settings took away count as dropped.
+    """
     expected = set(encoder.state_dict())
     kept: dict[str, Part] = {}
     for name, part in parts.items():
         module = next((m for m in OPTIONAL_MODULES if name.startswith(m)), None)
-        if module and not any(key.startswith(module) for key in expected):
+        if overrides and module and not any(key.startswith(module) for key in expected):
             names = {match.spelled[n] for n in part.names if n in match.spelled}
             match.used -= names
             match.dropped |= names
         else:
             kept[name] = part
+    check(encoder, kept, match, checkpoint.tensors)
     return kept
 
 
@@ -399,15 +343,11 @@ def _own(
     if image_size:
         config = for_input_size(config, image_size)
     tensors = checkpoint.tensors
-    parts = {name: Part(From((name,), _same), [name], [tensor]) for name, tensor in tensors.items()}
+    parts = {name: Part(as_stored(name), [name], [tensor]) for name, tensor in tensors.items()}
     match = Match(OWN, "", [], {name: name for name in tensors}, parts, set(tensors))
     encoder = build_meta(config.encoder)
-    parts = _whole(encoder, parts, match, checkpoint, overrides)
+    parts = _checked(encoder, parts, match, checkpoint, overrides)
     return Plan(config, encoder, checkpoint, match, parts, (), by)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -424,16 +364,6 @@ class LoadedWeights:
     config: ModelConfig
     encoder: VisionEncoder
     report: LoadReport
-
-
-def digest(files: Iterable[str | Path]) -> str:
-    """The SHA-256 of a checkpoint's files, one after another, in hexadecimal."""
-    total = hashlib.sha256()
-    for name in files:
-        with Path(name).open("rb") as file:
-            while block := file.read(1 << 20):
-                total.update(block)
-    return total.hexdigest()
 
 
 WEIGHTS_FILE = "model.safetensors"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitcli.checkpoints.family import Family, From, Variant, joined
+from vitcli.checkpoints.family import Family, From, Variant, as_stored, joined
 from vitcli.checkpoints.tensors import LazyTensor, Tensors
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
@@ -94,7 +94,7 @@ class Match:
         for variant in self.variants:
             merged |= variant.renames
         return {
-            target: From((rule,), _same) if isinstance(rule, str) else rule
+            target: as_stored(rule) if isinstance(rule, str) else rule
             for target, rule in merged.items()
             if rule is not None
         }
@@ -196,10 +196,6 @@ def _place(
         names = [source.format(**fill) + suffix for source in rule.sources]
         match.parts[name] = Part(rule, names, [None] * len(names))
     match.parts[name].tensors[position] = tensor
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def foreign_names(target: str, match: Match) -> list[str]:

@@ -1,4 +1,4 @@
-"""How files that say how images are prepared are read, and the rules by which processors resize.
+"""How images are prepared: what files say, how processors resize, and who has the last word.
 
 A rule takes the settings of a transformers processor to keys of PreprocessConfig; which class
 resizes by which rule is in `families.hf_processors`.
@@ -7,13 +7,17 @@ resizes by which rule is in `families.hf_processors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from vitcli.config.schema import PreprocessConfig
+from vitcli.config.load import NAME_A_PRESET
+from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig, pixel_keys
+from vitcli.config.settings import Layers, Setting, validate
+from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -333,3 +337,66 @@ def tiles_of(key: str, where: str = "") -> Callable[[Given], str]:
 
 def up_to_tiles(most: Any, cuts: Any = True) -> str:
     return f"up to {most} tiles" if most and cuts else ""
+
+
+Reader = Callable[[Mapping[str, Settings], EncoderConfig], Preprocessing | None]
+"""A family's: from the JSON files beside the weights, by name; None where none says it."""
+
+
+def with_preprocess(
+    config: ModelConfig,
+    read: Reader | None,
+    files: Mapping[str, Settings],
+    source: str,
+    preset: ModelConfig | None,
+    overrides: Sequence[Setting],
+) -> tuple[ModelConfig, str | None, tuple[str, ...]]:
+    """The config with the preprocessing of the source, else of the preset, then the user's.
+
+    Also who said it, None where nobody did, and the source's notes on it.
+
+    Raises:
+        VitcliError: a file that cannot be followed, or settings of the user that leave others open.
+    """
+    chosen = [s for s in overrides if s.path[0] == "preprocess"]
+    by = f"preset {preset.name}" if preset else None
+    prepared: Preprocessing | None = None
+    refused: VitcliError | None = None
+    try:
+        prepared = read(files, config.encoder) if read else None
+    except VitcliError as error:
+        if not chosen and not preset:
+            raise
+        refused = error  # the user says it in place of a file that cannot be followed
+    layers = Layers()
+    layers.add(Document(by or "config", config.model_dump(mode="python")))
+    if prepared:
+        by = prepared.by
+        layers.set(Setting(("preprocess",), prepared.config.model_dump(mode="python"), by))
+    layers.set(Setting(("name",), Path(source).name or source, "the source"))
+    for setting in overrides:
+        if setting.path[0] == "preprocess" or setting.path in (("name",), ("classes",)):
+            layers.set(setting)
+    whole = validate(ModelConfig, layers)
+    if chosen and by is None:
+        _require_all(whole.preprocess, chosen, source, refused)
+    by = ", ".join([*([by] if by else []), *(s.source for s in chosen)]) or None
+    return whole, by, prepared.notes if prepared else ()
+
+
+def _require_all(
+    config: PreprocessConfig,
+    chosen: Sequence[Setting],
+    source: str,
+    refused: VitcliError | None,
+) -> None:
+    """Every setting that decides pixels was given, where nothing but the user gives any."""
+    given = {s.path[1] for s in chosen if len(s.path) > 1}
+    given |= {key for s in chosen if len(s.path) == 1 for key in s.value}
+    if open_keys := [key for key in pixel_keys(config) if key not in given]:
+        why = f" ({refused.message})" if refused else ""
+        keys = " ".join(f"--set preprocess.{key}=VALUE" for key in open_keys)
+        raise VitcliError(
+            f"{source}: preprocessing settings still unknown: {', '.join(open_keys)}{why}",
+            f"{NAME_A_PRESET}, or {keys}",
+        )

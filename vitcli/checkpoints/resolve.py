@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.family import Family
 from vitcli.checkpoints.match import Match
+from vitcli.checkpoints.tower import tower_config
 from vitcli.config.load import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Layers, Setting, validate

@@ -466,12 +466,13 @@ def load_all(
                 answer_text(config_yaml(config))
                 raise typer.Exit()
     with status(f"loading torch and the {'encoder' if len(requests) == 1 else 'encoders'}"):
+        from vitcli.checkpoints.load import report_line
         from vitcli.loading import load_model
 
         loaded = [load_model(request, by_library) for request in requests]
     for one in loaded:
         if one.report:
-            note(one.report.line())
+            note(report_line(one.report))
     if print_config:
         answer_text(config_yaml(loaded[0].config))
         raise typer.Exit()

@@ -16,7 +16,7 @@ from torch import nn
 from tests.checkpoints.parity.compare import EXACT, images, ours, randomized
 from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.sources import same_weights, vit_folder
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.load import load_weights, report_line
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 
@@ -154,7 +154,7 @@ def test_an_averaged_copy_is_read_as_timm_reads_it(key: str, tmp_path: Path) -> 
     loaded = load_weights(str(raw))
     assert same_weights(wanted.encoder, loaded.encoder)
     assert f"averaged weights ({key}); --which raw reads the others" in loaded.report.notes
-    assert f"averaged weights ({key})" in loaded.report.line()
+    assert f"averaged weights ({key})" in report_line(loaded.report)
     assert same_weights(wanted.encoder, load_weights(str(raw), which="ema").encoder)
     other = load_weights(str(raw), which="raw")
     assert not same_weights(wanted.encoder, other.encoder)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families import timm
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import (
@@ -41,6 +40,7 @@ from vitcli.checkpoints.preprocessing import (
     CLIP,
     Preprocessing,
 )
+from vitcli.checkpoints.tower import tower_config
 from vitcli.config.schema import EncoderConfig
 
 BLOCK = "encoder.layer.{i}."

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitcli.checkpoints.detect import tower_config
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import IGNORED as HF_IGNORED
 from vitcli.checkpoints.family import (
@@ -39,6 +38,7 @@ from vitcli.checkpoints.preprocessing import (
     triple,
     validated,
 )
+from vitcli.checkpoints.tower import tower_config
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 from vitcli.config.yaml import read_yaml
 

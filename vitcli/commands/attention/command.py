@@ -143,6 +143,7 @@ def attn_entropy(
     color = parse_color(background)
 
     with status("loading torch"):
+        from vitcli.checkpoints.load import report_line
         from vitcli.commands.attention import analysis
         from vitcli.commands.attention.analysis import OverlayCollector
         from vitcli.loading import load_model
@@ -154,7 +155,7 @@ def attn_entropy(
         for request in requests:
             loaded = load_model(request, by_library=True)
             if loaded.report:
-                note(loaded.report.line())
+                note(report_line(loaded.report))
             yield loaded
 
     with progress("measuring attention") as bar:

@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import torch
 
-from vitcli.checkpoints.load import WEIGHTS_FILE, digest, save_snapshot
+from vitcli.checkpoints.load import WEIGHTS_FILE, save_snapshot
 from vitcli.commands.profile.measure import random_images
 from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
 from vitcli.engines.onnx_graph import build_graph, open_session, require, write_onnx
 from vitcli.errors import VitcliError
-from vitcli.files import check_output
+from vitcli.files import check_output, sha256
 from vitcli.loading import as_model
 from vitcli.measures import largest
 from vitcli.model import Model, model_info
@@ -176,6 +176,6 @@ def convert(model: Model | str | os.PathLike[str], folder: str | os.PathLike[str
         folder=str(folder),
         parameters=model.parameters,
         bytes=file.stat().st_size,
-        sha256=digest([file]),
+        sha256=sha256(file),
         checkpoint=model.report,
     )

@@ -101,11 +101,12 @@ def convert(
         prefix=prefix,
     )
     with status("converting"):
+        from vitcli.checkpoints.load import report_line
         from vitcli.commands.export.analysis import convert as analysis
         from vitcli.loading import load_model
 
         result = analysis(load_model(request), out)
-    note(result.checkpoint.line())
+    note(report_line(result.checkpoint))
     show(result, output.form)
 
 

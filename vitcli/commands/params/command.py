@@ -84,10 +84,11 @@ def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig | Model]:
     if request.weights is None:
         config = load_config(ModelConfig, request.preset, request.config_file, request.settings)
         return config, config
+    from vitcli.checkpoints.load import report_line
     from vitcli.commands.params.analysis import with_known_size
     from vitcli.loading import plan_model
     from vitcli.ui.console import note
 
     plan, report = plan_model(request)
-    note(report.line())
+    note(report_line(report))
     return plan.config, with_known_size(plan.config, plan.preprocess_by)
