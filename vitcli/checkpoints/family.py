@@ -50,8 +50,8 @@ class FromTensor:
 
 Configs = Mapping[str, Mapping[str, Any]]
 """The JSON files beside the weights, by name."""
-Renames = Mapping[str, str | From]
-"""State-dict names of ours to foreign ones, both templates."""
+Renames = Mapping[str, str | From | None]
+"""State-dict names of ours to foreign ones, both templates; None takes one away."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,13 @@ class Variant:
     """What changes where tensors of certain names are there (`when`) and others not (`unless`).
 
     Names are templates as in `From`, and any block counts. `settings` win over the foreign
-    config; `renames` and `drops` come before the family's, and
-    None takes a rename away. `unproven` as in Family.
+    config; `renames` and `drops` come before the family's. `unproven` as in Family.
     """
 
     when: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     settings: Mapping[str, Value] = field(default_factory=dict)
-    renames: Mapping[str, str | From | None] = field(default_factory=dict)
+    renames: Renames = field(default_factory=dict)
     drops: tuple[str, ...] = ()
     unproven: tuple[str, ...] = ()
 
@@ -214,7 +213,7 @@ def block(at: str, **parts: str | tuple[str, ...]) -> Renames:
 
     Several names are joined, one below the other; `*` is q, k and v in turn.
     """
-    renames: dict[str, str | From] = {}
+    renames: dict[str, str | From | None] = {}
     for part, names in parts.items():
         listed = (names,) if isinstance(names, str) else names
         sources = [
@@ -225,6 +224,12 @@ def block(at: str, **parts: str | tuple[str, ...]) -> Renames:
         ours = "vit.blocks.{i}." + BLOCK_PARTS[part]
         renames[ours] = sources[0] if len(sources) == 1 else fused(*sources)
     return renames
+
+
+def no_key_bias(weight: str | From, q_bias: str | From, v_bias: str | From) -> Renames:
+    """Renames of a block's fused projection whose keys have no bias."""
+    qkv = "vit.blocks.{i}.attention.qkv"
+    return {qkv: None, f"{qkv}.weight": weight, f"{qkv}.q_bias": q_bias, f"{qkv}.v_bias": v_bias}
 
 
 def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:

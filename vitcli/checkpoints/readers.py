@@ -21,10 +21,10 @@ SNAPSHOT_CONFIG = "config.yaml"
 FOREIGN_CONFIGS = ("config.json", "open_clip_config.json", *PROCESSORS)
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (
-    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
-    *("pytorch_model.bin.index.json", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model.safetensors", "*.safetensors.index.json", "pytorch_model.bin", "*.bin.index.json"),
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 )
-"""What weights are called in a directory, best first."""
+"""Patterns of what weights are called, best first."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,9 @@ _SHARD = re.compile(r"(.*?)-?\d+-of-(\d+)(\.\w+)")
 
 
 def _weights_in(folder: Path) -> Path:
-    here = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    here += sorted(folder.glob(f"*{INDEX_SUFFIX}"))
-    if here:
-        return here[0]
+    for pattern in (*WEIGHT_FILES, f"*{INDEX_SUFFIX}"):
+        if here := sorted(file for file in folder.glob(pattern) if file.is_file()):
+            return here[0]
     others = sorted(f for f in folder.iterdir() if f.suffix.lower() in READERS)
     if others and (len(others) == 1 or _siblings(others[0]) == others):
         return others[0]
@@ -171,24 +170,14 @@ def _shard(shard: Path, shard_of: Mapping[str, Path]) -> Tensors:
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _CHOICES = (
-    ("model.safetensors",),
-    ("*.safetensors.index.json",),
-    ("pytorch_model.bin",),
-    ("*.bin.index.json",),
-    ("open_clip_model.safetensors",),
-    ("open_clip_pytorch_model.bin",),
-    ("*.safetensors",),
-    ("*.npz",),
-    ("*.pth", "*.pt", "*.bin"),
+    *((pattern,) for pattern in WEIGHT_FILES),
+    *(("*.safetensors",), ("*.npz",), ("*.pth", "*.pt", "*.bin")),
 )
 """Patterns of the files of one checkpoint, best first; only the first that is there is fetched.
 
 Of a sharded one that is the index; then the shards that hold what is read.
 """
-_CONFIGS = [
-    *("config.json", "open_clip_config.json", "preprocessor_config.json", "processor_config.json"),
-    "config.yaml",
-]
+_CONFIGS = [*FOREIGN_CONFIGS, SNAPSHOT_CONFIG]
 Fetch = Callable[[Sequence[str]], None]
 """Brings files of these names into the folder of the snapshot."""
 ANSWER_S = 10
@@ -326,8 +315,5 @@ def read_tensors(path: Path, which: str | None = None) -> Tensors:
         raise VitcliError(f"cannot read {path}: {error.strerror}", "check the path") from error
     tensors = reader(path, which)
     if not tensors:
-        raise VitcliError(
-            f"{path}: holds no tensors",
-            "name a file of weights",
-        )
+        raise VitcliError(f"{path}: holds no tensors", "name a file of weights")
     return tensors

@@ -75,25 +75,19 @@ def _blocks(shapes: Shapes) -> dict[str, Any]:
         if block := _BLOCK.fullmatch(name):
             depth = max(depth, int(block[1]) + 1)
             blocks.setdefault(block[2], shape)
-    found: dict[str, Any] = {"depth": depth}
-    found["norm"] = "layernorm" if "norm1.bias" in blocks else "rmsnorm"
-    found["attention.qkv_bias"] = (
-        "qkv"
-        if "attention.qkv.bias" in blocks
-        else "qv"
-        if "attention.qkv.q_bias" in blocks
-        else "none"
-    )
-    if "attention.q_norm.weight" in blocks:
-        found["attention.qk_norm_kind"] = (
-            "layernorm" if "attention.q_norm.bias" in blocks else "rmsnorm"
-        )
-        whole = blocks["attention.q_norm.weight"] == blocks.get("norm1.weight")
-        found["attention.qk_norm"] = "width" if whole else "head"
-        if not whole and blocks.get("norm1.weight"):
-            found["heads"] = blocks["norm1.weight"][0] // blocks["attention.q_norm.weight"][0]
-    else:
-        found["attention.qk_norm"] = "none"
+
+    def kind(norm: str) -> str:
+        return "layernorm" if f"{norm}.bias" in blocks else "rmsnorm"
+
+    biases = {"qkv": "attention.qkv.bias", "qv": "attention.qkv.q_bias"}
+    found: dict[str, Any] = {"depth": depth, "norm": kind("norm1"), "attention.qk_norm": "none"}
+    found["attention.qkv_bias"] = next((b for b, name in biases.items() if name in blocks), "none")
+    width, q_norm = blocks.get("norm1.weight"), blocks.get("attention.q_norm.weight")
+    if q_norm:
+        found["attention.qk_norm_kind"] = kind("attention.q_norm")
+        found["attention.qk_norm"] = "width" if q_norm == width else "head"
+        if width and q_norm != width:
+            found["heads"] = width[0] // q_norm[0]
     found["attention.inner_norm"] = "attention.norm.weight" in blocks
     found["mlp_norm"] = "feed_forward.norm.weight" in blocks
     first, second = blocks.get("feed_forward.fc1.weight"), blocks.get("feed_forward.fc2.weight")
@@ -121,24 +115,10 @@ def table_grids(
     return found
 
 
-GEOMETRY = (
-    "hidden",
-    "depth",
-    "channels",
-    "patch_size",
-    "mlp_hidden",
-    "mlp",
-    "norm",
-    "registers",
-    "cls_token",
-    "dist_token",
-    "ln_pre",
-)
-"""What a preset given for help must agree on with the tensors."""
-
-
 SIZES = ("hidden", "depth", "patch_size", "mlp_hidden")
 """Where a library's own default must agree with the tensors, or it is of another model."""
+GEOMETRY = (*SIZES, "channels", "mlp", "norm", "registers", "cls_token", "dist_token", "ln_pre")
+"""What a preset given for help must agree on with the tensors."""
 BIASED = {"patch_bias": True, "attention.proj_bias": True, "mlp_bias": True}
 """What an encoder has where its family does not say that it has none."""
 ROTATIONS = ("rope.theta", "rope.coordinates", "rope.layout", "rope.offset", "rope.first_axis")

@@ -38,6 +38,20 @@ def is_architecture(name: str) -> bool:
     return library == "timm" and "/" not in own and not Path(own).exists()
 
 
+def checkpoint_of(source: str) -> tuple[str | None, str]:
+    """(the library named before a checkpoint or None, the checkpoint).
+
+    Raises:
+        VitcliError: an architecture, which has no weights.
+    """
+    if is_architecture(source):
+        raise VitcliError(
+            f"{source}: is an architecture with random weights (expected a checkpoint)",
+            "name a directory or hub id",
+        )
+    return split_library(source)
+
+
 def preset_names() -> list[str]:
     """The presets that ship with the package, sorted."""
     folder = resources.files("vitcli.config") / "presets"

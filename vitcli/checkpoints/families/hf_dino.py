@@ -32,6 +32,7 @@ from vitcli.checkpoints.family import (
     conv_from_flat,
     flag,
     fused,
+    no_key_bias,
     only,
     rows,
     without,
@@ -190,12 +191,9 @@ DINOV3 = Family(
         Variant(
             when=(V3_QKV[0] + ".bias", V3_QKV[2] + ".bias"),
             unless=(V3_QKV[1] + ".bias",),
-            renames={
-                "vit.blocks.{i}.attention.qkv": None,
-                "vit.blocks.{i}.attention.qkv.weight": fused(*(p + ".weight" for p in V3_QKV)),
-                "vit.blocks.{i}.attention.qkv.q_bias": V3_QKV[0] + ".bias",
-                "vit.blocks.{i}.attention.qkv.v_bias": V3_QKV[2] + ".bias",
-            },
+            renames=no_key_bias(
+                fused(*(p + ".weight" for p in V3_QKV)), V3_QKV[0] + ".bias", V3_QKV[2] + ".bias"
+            ),
         ),
     ),
 )

@@ -18,6 +18,7 @@ from vitcli.checkpoints.family import (
     Variant,
     block,
     joined,
+    no_key_bias,
     rows,
     transposed,
 )
@@ -128,12 +129,7 @@ DINOV3 = Family(
         ),
         Variant(
             when=(BLOCK + "attn.qkv.bias_mask",),
-            renames={
-                "vit.blocks.{i}.attention.qkv": None,
-                "vit.blocks.{i}.attention.qkv.weight": BLOCK + "attn.qkv.weight",
-                "vit.blocks.{i}.attention.qkv.q_bias": _masked(0),
-                "vit.blocks.{i}.attention.qkv.v_bias": _masked(2),
-            },
+            renames=no_key_bias(BLOCK + "attn.qkv.weight", _masked(0), _masked(2)),
         ),
     ),
 )
@@ -230,7 +226,7 @@ def _attention(
     target: str, source: str, groups: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> Renames:
     """A flax attention's projections, joined as `groups` says, and the one after it."""
-    renames: dict[str, str | From] = {
+    renames: dict[str, str | From | None] = {
         target + "proj.weight": _joined(_out, source + "out.weight"),
         target + "proj.bias": source + "out.bias",
     }

@@ -39,6 +39,7 @@ from vitcli.checkpoints.family import (
     Variant,
     flag,
     fused,
+    no_key_bias,
     only,
     size,
     without,
@@ -76,6 +77,7 @@ EVA_IGNORED = (
     # move the coordinates while training only
     *("rope_jitter_coords", "rope_rescale_coords", "rope_shift_coords"),
 )
+ATTENTION = BLOCK + "attn."
 MLP_NORM: Renames = {"vit.blocks.{i}.feed_forward.norm": BLOCK + "mlp.norm"}
 EVA_VARIANTS = (
     CLASSIFIER,
@@ -84,13 +86,8 @@ EVA_VARIANTS = (
     SPLIT_GATE,
     Variant(when=(BLOCK + "mlp.norm.weight",), renames=MLP_NORM),
     Variant(
-        when=(BLOCK + "attn.q_bias",),
-        renames={
-            "vit.blocks.{i}.attention.qkv": None,
-            "vit.blocks.{i}.attention.qkv.weight": BLOCK + "attn.qkv.weight",
-            "vit.blocks.{i}.attention.qkv.q_bias": BLOCK + "attn.q_bias",
-            "vit.blocks.{i}.attention.qkv.v_bias": BLOCK + "attn.v_bias",
-        },
+        when=(ATTENTION + "q_bias",),
+        renames=no_key_bias(ATTENTION + "qkv.weight", ATTENTION + "q_bias", ATTENTION + "v_bias"),
     ),
 )
 
@@ -238,10 +235,10 @@ EVA02 = replace(
     name="timm-eva02",
     signature=("patch_embed.proj.weight", APART[1] + ".weight", BLOCK + "norm1.weight"),
     renames={
-        **without(EVA.renames, "vit.blocks.{i}.attention.qkv"),
-        "vit.blocks.{i}.attention.qkv.weight": fused(*(part + ".weight" for part in APART)),
-        "vit.blocks.{i}.attention.qkv.q_bias": APART[0] + ".bias",
-        "vit.blocks.{i}.attention.qkv.v_bias": APART[2] + ".bias",
+        **EVA.renames,
+        **no_key_bias(
+            fused(*(part + ".weight" for part in APART)), APART[0] + ".bias", APART[2] + ".bias"
+        ),
         "vit.blocks.{i}.attention.norm": BLOCK + "attn.norm",
     },
 )

@@ -10,6 +10,7 @@ import typer
 
 from vitcli.config.load import (
     ModelRequest,
+    checkpoint_of,
     is_architecture,
     preset_names,
     read_tensors,
@@ -174,7 +175,11 @@ def to_request(
 @grouped
 def verify(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Checkpoint directory or hub owner/name.")
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Checkpoint directory or hub owner/name; with LIBRARY: before it, that library.",
+        ),
     ],
     images: Annotated[
         list[str] | None,
@@ -207,10 +212,11 @@ def verify(
     """
 
     check_figure_file(plot)
-    request = model.request(weights=source, preset=preset, which=which, prefix=prefix)
+    library, own = checkpoint_of(source)
+    request = model.request(weights=own, preset=preset, which=which, prefix=prefix)
     (loaded,) = load_all([request])
     with progress("comparing") as bar:
         from vitcli.commands.compare.verify import verify_model
 
-        result = verify_model(loaded, images or [], progress=bar)
+        result = verify_model(loaded, images or [], library=library, progress=bar)
     finish(result, output.form, plot, failed=result.failed, wrong=not result.equal, every=every)

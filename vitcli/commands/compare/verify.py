@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.compare.result import Checked, VerifyResult
+from vitcli.config.load import checkpoint_of
 from vitcli.engines.backbone import Backbone
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
@@ -98,7 +99,8 @@ def verify(
     processor for the source), so that a difference is counted only where it arises.
 
     Args:
-        source: a directory or hub id with the library's config.
+        source: a directory or hub id with the library's config; `transformers:`, `timm:` or
+            `open_clip:` before it chooses the library.
         images: as in `Model.transform`; by default the built-in image.
         preset, set, which, prefix, image_size, dtype, device: as in `vitcli.load`, for vitcli's
             side.
@@ -106,8 +108,9 @@ def verify(
     Raises:
         VitcliError: one of the two cannot load the source, or no image could be read (exit code 2).
     """
+    library, own = checkpoint_of(os.fspath(source))
     model = load(
-        weights=source,
+        weights=own,
         preset=preset,
         set=set,
         which=which,
@@ -116,20 +119,29 @@ def verify(
         dtype=dtype,
         device=device,
     )
-    return verify_model(model, images, progress=progress)
+    return verify_model(model, images, library=library, progress=progress)
 
 
 def verify_model(
-    model: Model, images: Pictures = (), *, progress: Progress = QUIET
+    model: Model,
+    images: Pictures = (),
+    *,
+    library: str | None = None,
+    progress: Progress = QUIET,
 ) -> VerifyResult:
-    """As `verify`, for a model that `vitcli.load` read from a checkpoint."""
+    """As `verify`, for a model that `vitcli.load` read from a checkpoint.
+
+    Args:
+        library: the one to compare with; None for the one that the checkpoint's config names.
+    """
     if model.fresh or model.report is None:
         raise VitcliError(
             f"{model.name}: weights are random (expected a checkpoint)",
             "name a checkpoint directory or hub id: vitcli verify SOURCE",
         )
     source = model.request.weights if model.request and model.request.weights else model.weights
-    backbone = open_reference(source, device=model.device, dtype=model.dtype)
+    named = f"{library}:{source}" if library else source
+    backbone = open_reference(named, device=model.device, dtype=model.dtype)
     if len(backbone.blocks) < model.config.encoder.depth:
         raise VitcliError(
             f"{source}: the numbers of blocks differ (got {len(backbone.blocks)} by "
