@@ -208,23 +208,14 @@ def load_model(request: ModelRequest, by_library: bool = False) -> Model:
     if request.weights is None:
         if not of_encoder:
             raise VitcliError(
-                f"--adapter {request.adapter}: --weights is missing",
-                "add --weights SOURCE",
+                f"--adapter {request.adapter}: --weights is missing", "add --weights SOURCE"
             )
         config = request.fresh_config()
         encoder = build_encoder(config.encoder, request.seed)
         preprocess = config.preprocess
     else:
-        loaded = load_weights(
-            request.weights,
-            preset=_preset(request),
-            overrides=request.settings,
-            dtype=dtype,
-            image_size=size,
-            which=request.which,
-            prefix=request.prefix,
-            adapters=None if of_encoder else peft,
-        )
+        adapters = None if of_encoder else peft
+        loaded = load_weights(request.weights, dtype=dtype, adapters=adapters, **_how(request))
         config, encoder, report = loaded.config, loaded.encoder, loaded.report
         preprocess = config.preprocess if report.preprocess_by else None
     check_settings(request.settings, config)
@@ -363,18 +354,17 @@ def plan_model(request: ModelRequest) -> tuple[Plan, LoadReport]:
     assert request.weights is not None
     if request.by_library:
         raise _not_by_library(request)
-    plan = plan_weights(
-        request.weights,
-        preset=_preset(request),
-        overrides=request.settings,
-        image_size=request.image_size,
-        which=request.which,
-        prefix=request.prefix,
-    )
+    plan = plan_weights(request.weights, **_how(request))
     return plan, plan.report(torch_dtype(request))
 
 
-def _preset(request: ModelRequest) -> ModelConfig | None:
-    """The preset or config that completes a checkpoint's settings."""
-    named = request.preset or request.config_file
-    return load_config(ModelConfig, request.preset, request.config_file) if named else None
+def _how(request: ModelRequest) -> dict[str, Any]:
+    """What `plan_weights` takes; a preset or config completes a checkpoint's settings."""
+    preset, file = request.preset, request.config_file
+    return {
+        "preset": load_config(ModelConfig, preset, file) if preset or file else None,
+        "overrides": request.settings,
+        "image_size": request.image_size,
+        "which": request.which,
+        "prefix": request.prefix,
+    }

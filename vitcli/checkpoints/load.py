@@ -52,42 +52,17 @@ OPTIONAL_MODULES = (
 """What the user's settings may take away from an encoder."""
 
 
-def load_weights(
-    source: str,
-    *,
-    preset: ModelConfig | None = None,
-    overrides: Sequence[Setting] = (),
-    dtype: torch.dtype = torch.float32,
-    image_size: tuple[int, int] | None = None,
-    which: str | None = None,
-    prefix: str | None = None,
-    adapters: Mapping[str, LowRank] | None = None,
-) -> LoadedWeights:
-    """The encoder of `source`: a file, directory, sharded index or hub id.
+def load_weights(source: str, *, dtype: torch.dtype = torch.float32, **how: Any) -> LoadedWeights:
+    """The encoder of `source`, with its values.
 
     Args:
-        preset: fills in what the source does not give.
-        overrides: settings that win over everything but the tensors themselves.
         dtype: of the parameters; tensors that are stored so are used where the file is mapped.
-        image_size: (height, width) in pixels that the preprocessing should give.
-        which: `ema` or `raw`, where the file has an averaged copy of its weights; None for what
-            the library takes, which is the average.
-        prefix: what precedes the vision tower's names, where it is not found by itself.
-        adapters: PEFT's, to be added to the checkpoint's own tensors.
+        how: what `plan_weights` takes.
 
     Raises:
-        VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
-            setting unknown, contradictory or not supported.
+        VitcliError: as `plan_weights`.
     """
-    plan = plan_weights(
-        source,
-        preset=preset,
-        overrides=overrides,
-        image_size=image_size,
-        which=which,
-        prefix=prefix,
-        adapters=adapters,
-    )
+    plan = plan_weights(source, **how)
     encoder = plan.encoder
     encoder.load_state_dict(_values(plan, dtype), assign=True)
     return LoadedWeights(plan.config, encoder.eval(), plan.report(dtype))
@@ -192,8 +167,19 @@ def plan_weights(
 ) -> Plan:
     """The config of `source` and where each tensor goes; no tensor's values are read.
 
+    Args:
+        source: a file, directory, sharded index or hub id.
+        preset: fills in what the source does not give.
+        overrides: settings that win over everything but the tensors themselves.
+        image_size: (height, width) in pixels that the preprocessing should give.
+        which: `ema` or `raw`, where the file has an averaged copy of its weights; None for what
+            the library takes, which is the average.
+        prefix: what precedes the vision tower's names, where it is not found by itself.
+        adapters: PEFT's, to be added to the checkpoint's own tensors.
+
     Raises:
-        VitcliError: as `load_weights`.
+        VitcliError: unreadable or unknown source, a tensor missing, unexpected or misshapen, a
+            setting unknown, contradictory or not supported.
     """
     checkpoint = read_source(source, which)
     if "front_end.projection.weight" in checkpoint.tensors:

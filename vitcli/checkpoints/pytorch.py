@@ -27,6 +27,7 @@ from vitcli.checkpoints.tensors import (
     LazyTensor,
     Tensors,
     damaged,
+    guarded,
     lazy,
     require_copy,
 )
@@ -251,7 +252,7 @@ def _lazy(archive: Archive, folder: str, view: _View) -> LazyTensor:
         flat = torch.from_numpy(raw).view(dtype) if count else torch.empty(0, dtype=dtype)
         return flat.as_strided(view.shape, view.stride, view.offset)
 
-    return LazyTensor(view.shape, dtype, archive.guarded(read))
+    return LazyTensor(view.shape, dtype, guarded(archive.path, KIND, read))
 
 
 def _is_plain(dtype: torch.dtype) -> bool:

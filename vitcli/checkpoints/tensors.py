@@ -140,10 +140,6 @@ class Archive:
             name, extra = struct.unpack("<HH", file.read(4))
         return member.header_offset + 30 + int(name) + int(extra)
 
-    def guarded(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`read`, whatever goes wrong in it reported as damage of this file."""
-        return guarded(self.path, self.kind, read)
-
 
 def guarded(path: Path, kind: str, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """`read`, whatever goes wrong in it reported as damage of the file."""
@@ -298,11 +294,11 @@ def _arrays(archive: Archive, member: zipfile.ZipInfo, header: Header, begin: in
 
     stack = _STACKED.fullmatch(key)
     if stack is None or not shape or 0 in shape:
-        read = archive.guarded(lambda: _as_torch(array()))
+        read = guarded(archive.path, archive.kind, lambda: _as_torch(array()))
         return Tensors({key: LazyTensor(shape, kind, read, stored)})
     found = Tensors()
     for i in range(shape[0]):
-        read = archive.guarded(partial(_slice, array, i))
+        read = guarded(archive.path, archive.kind, partial(_slice, array, i))
         name = f"{stack[1]}encoderblock_{i}/{stack[2]}"
         found[name] = LazyTensor(shape[1:], kind, read, stored)
     return found
