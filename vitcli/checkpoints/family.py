@@ -232,9 +232,14 @@ def no_key_bias(weight: str | From, q_bias: str | From, v_bias: str | From) -> R
     return {qkv: None, f"{qkv}.weight": weight, f"{qkv}.q_bias": q_bias, f"{qkv}.v_bias": v_bias}
 
 
-def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+def table_resize(resize: str, dtype: str) -> dict[str, str]:
+    """Decides how a position table is resized, and in which dtype."""
+    return {"position_table.resize": resize, "position_table.resize_dtype": dtype}
+
+
+def without(given: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """A table of renames or settings without some of its keys."""
-    return {key: value for key, value in table.items() if key not in keys}
+    return {key: value for key, value in given.items() if key not in keys}
 
 
 def rows(*sources: str) -> From:

@@ -30,6 +30,7 @@ from vitcli.checkpoints.family import (
     only,
     probe_pooling,
     rows,
+    table_resize,
     without,
 )
 
@@ -158,10 +159,7 @@ SIGLIP2 = replace(
         **without(SIGLIP.settings, "image_size"),
         "num_patches": To(None),  # the table's length shows it
     },
-    decides={
-        "position_table.resize": "bilinear_antialias",
-        "position_table.resize_dtype": "float32",
-    },
+    decides=table_resize("bilinear_antialias", "float32"),
 )
 # The same names without a head; a patch has the row of the cell of the table that it falls in.
 IDEFICS = replace(
@@ -175,8 +173,7 @@ IDEFICS = replace(
     settings={**SIGLIP.settings, **keys(patch_size=32)},
     ignored=(*SIGLIP.ignored, "max_image_size", "size", "use_base_siglip"),
     decides={
-        "position_table.resize": "buckets",
-        "position_table.resize_dtype": "model",
+        **table_resize("buckets", "model"),
         "pooling": "none",
     },
     variants=(),
@@ -302,8 +299,7 @@ AIMV2 = Family(
         "mlp": "gated",
         "position": "learned",
         # The library has no other size; this is how timm resizes the same table.
-        "position_table.resize": "bicubic_antialias",
-        "position_table.resize_dtype": "float32",
+        **table_resize("bicubic_antialias", "float32"),
         "attention.proj_bias": lambda found: found["_qkv_bias"],
         "attention.qkv_bias": lambda found: BIAS[found["_qkv_bias"]],
         "mlp_bias": lambda found: found["_mlp_bias"],

@@ -35,6 +35,7 @@ from vitcli.checkpoints.family import (
     no_key_bias,
     only,
     rows,
+    table_resize,
     without,
 )
 from vitcli.checkpoints.preprocessing import (
@@ -332,8 +333,7 @@ RADIO = Family(
         "patch_bias": False,
         "final_norm": False,
         "position": "learned",
-        "position_table.resize": "bilinear_cropped",
-        "position_table.resize_dtype": "float32",
+        **table_resize("bilinear_cropped", "float32"),
     },
     any_prefix_rows=True,
     needs=("heads", "norm_eps", "activation", "pooling"),

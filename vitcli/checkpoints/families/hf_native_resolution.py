@@ -32,6 +32,7 @@ from vitcli.checkpoints.family import (
     rows,
     side,
     summed_over_frames,
+    table_resize,
     without,
 )
 from vitcli.checkpoints.preprocessing import (
@@ -196,8 +197,7 @@ QWEN3 = replace(
         **FIXED,
         "patch_bias": True,
         "position": "learned+rope2d",
-        "position_table.resize": "bilinear_align_corners",
-        "position_table.resize_dtype": "float32",
+        **table_resize("bilinear_align_corners", "float32"),
         "image_size": _table_size,
         "deepstack": lambda found: found.get("_deepstack", ()),
     },
@@ -372,8 +372,7 @@ KIMI = Family(
         "norm_eps": 1e-5,
         "activation": lambda found: "gelu_tanh",
         "rope.theta": _old_theta,
-        "position_table.resize": "bicubic",
-        "position_table.resize_dtype": "model",
+        **table_resize("bicubic", "model"),
         "rope.first_axis": "columns",
         "rope.in_turns": True,
         "pooling": "none",

@@ -318,7 +318,7 @@ def _of_kimis_own(settings: Settings, source: str) -> Settings:
     }
 
 
-def processor(kind: str | None) -> Callable[..., Preprocessing | None]:
+def processor(kind: str | None) -> rules.Reader:
     """A family's `preprocess`: the file beside the weights; `kind` is its class if it has none."""
 
     def read(configs: Mapping[str, Settings], encoder: EncoderConfig) -> Preprocessing | None:

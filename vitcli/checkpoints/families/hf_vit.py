@@ -20,6 +20,7 @@ from vitcli.checkpoints.family import (
     rows,
     side,
     size,
+    table_resize,
     without,
 )
 
@@ -113,9 +114,9 @@ VIT_SETTINGS = {
     **keys("intermediate_size", "qkv_bias", layer_norm_eps=1e-12),
     "pooler_act": only("tanh"),
 }
-TABLE_IN_MODEL_DTYPE = {"position_table.resize": "bicubic", "position_table.resize_dtype": "model"}
+TABLE_IN_MODEL_DTYPE = table_resize("bicubic", "model")
 """How these models resize their table where `interpolate_pos_encoding` is asked for."""
-TABLE_IN_FLOAT32 = {"position_table.resize": "bicubic", "position_table.resize_dtype": "float32"}
+TABLE_IN_FLOAT32 = table_resize("bicubic", "float32")
 # transformers 5 has other names in memory than in its files; the tables use those of the files.
 ALIASES = (
     (r"^layers\.(\d+)\.attention\.q_proj\.", r"encoder.layer.\1.attention.attention.query."),

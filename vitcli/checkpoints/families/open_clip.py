@@ -20,6 +20,7 @@ from vitcli.checkpoints.family import (
     rows,
     side,
     size,
+    table_resize,
     transposed,
 )
 from vitcli.checkpoints.preprocessing import (
@@ -96,8 +97,7 @@ TEXT_HALF = (
 FIXED = {
     "patch_bias": False,
     "position": "learned",
-    "position_table.resize": "bicubic_antialias",
-    "position_table.resize_dtype": "model",
+    **table_resize("bicubic_antialias", "model"),
 }
 UNUSED = (
     *("output_tokens", "patch_dropout", "timm_drop", "timm_drop_path", "timm_model_pretrained"),
@@ -353,8 +353,7 @@ def _perception(root: str, core: bool) -> Family:
         decides={
             "patch_bias": False,
             "position": "learned+rope2d",
-            "position_table.resize": "bilinear",
-            "position_table.resize_dtype": "model",
+            **table_resize("bilinear", "model"),
             "rope.theta": 10000.0,
             "rope.coordinates": "index",
             "rope.layout": "interleaved",

@@ -20,6 +20,7 @@ from vitcli.checkpoints.family import (
     joined,
     no_key_bias,
     rows,
+    table_resize,
     transposed,
 )
 from vitcli.checkpoints.tensors import LazyTensor
@@ -146,7 +147,7 @@ VIT = Family(
     wrappers=("model", "encoder"),
     renames={**timm.RENAMES, **timm.QKV, **LAYER_SCALE},
     drops=(r"decoder_.*", r"mask_token"),
-    decides={"position_table.resize": "bicubic", "position_table.resize_dtype": "model"},
+    decides=table_resize("bicubic", "model"),
     needs=timm.NEEDS,
     unproven=("position",),
     any_prefix_rows=True,
@@ -176,8 +177,7 @@ TORCHVISION = Family(
     },
     decides={
         "position": "learned",
-        "position_table.resize": "bicubic_align_corners",
-        "position_table.resize_dtype": "model",
+        **table_resize("bicubic_align_corners", "model"),
         "norm_eps": 1e-6,
         "activation": "gelu",
         "pooling": "cls",
@@ -281,8 +281,7 @@ GOOGLE = Family(
     # same files with the exact one.
     decides={
         "position": "learned",
-        "position_table.resize": "bilinear_align_corners",
-        "position_table.resize_dtype": "model",
+        **table_resize("bilinear_align_corners", "model"),
         "norm_eps": 1e-6,
         "activation": "gelu_tanh",
     },

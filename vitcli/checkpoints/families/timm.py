@@ -23,6 +23,7 @@ from vitcli.checkpoints.family import (
     rows,
     side,
     size,
+    table_resize,
     without,
 )
 from vitcli.checkpoints.preprocessing import (
@@ -85,7 +86,7 @@ def patch_bias(found: Mapping[str, Any]) -> bool:
     return not found["ln_pre"]
 
 
-RESIZE = {"position_table.resize": "bicubic_antialias", "position_table.resize_dtype": "float32"}
+RESIZE = table_resize("bicubic_antialias", "float32")
 POOLS = {"token": "cls", "avg": "mean", "map": "map", "": "none"}
 NAMES = ("gelu", "gelu_tanh", "quick_gelu", "silu")
 ACTIVATIONS = {**{name: name for name in NAMES}, "swish": "silu"}

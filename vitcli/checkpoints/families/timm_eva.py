@@ -42,6 +42,7 @@ from vitcli.checkpoints.family import (
     no_key_bias,
     only,
     size,
+    table_resize,
     without,
 )
 
@@ -309,8 +310,7 @@ BEIT = Family(
     ignored=(*IGNORED, "head_init_scale", "use_fc_norm"),
     decides={
         "position": "relative2d",
-        "position_table.resize": "geometric",
-        "position_table.resize_dtype": "float32",
+        **table_resize("geometric", "float32"),
         "activation": gated_activation,
     },
     needs=("heads", "norm_eps", "pooling", "image_size"),
@@ -358,8 +358,7 @@ QWEN3 = Family(
     ignored=(*IGNORED, "img_size", "out_features"),
     decides={
         "position": "learned+rope2d",
-        "position_table.resize": "bilinear_align_corners",
-        "position_table.resize_dtype": "float32",
+        **table_resize("bilinear_align_corners", "float32"),
         "rope.coordinates": "index",
         "rope.layout": "half",
         "activation": "gelu_tanh",
