@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -40,6 +42,11 @@ def test_every_form_of_a_state_dict(folder: Path, tmp_path: Path) -> None:
         "lightning": {"state_dict": tensors, "hyper_parameters": {"lr": 0.1}},
         "data parallel": {"model": {f"module.{n}": t for n, t in tensors.items()}},
         "compiled": {f"_orig_mod.{n}": t for n, t in tensors.items()},
+        "with arguments": {
+            "model": tensors,
+            "args": argparse.Namespace(lr=1),
+            "best": np.float64(1),
+        },
     }
     for label, content in contents.items():
         there = shutil.copytree(folder, tmp_path / label)

@@ -23,6 +23,7 @@ from torch import Tensor
 from vitcli.checkpoints.tensors import (
     AGAIN,
     AVERAGED,
+    TAKEN,
     Archive,
     LazyTensor,
     Tensors,
@@ -35,7 +36,7 @@ from vitcli.errors import VitcliError
 
 WRAPPERS = (
     *("model", "state_dict", "model_state_dict", "encoder", "module", "teacher", "student"),
-    "weights",
+    *("weights", "net", "params", "backbone"),
 )
 """Keys under which training code stores the state dict; the first that holds tensors is read."""
 KIND = "a PyTorch checkpoint"
@@ -142,6 +143,11 @@ _FUNCTIONS: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): lambda *_: OrderedDict(),
     ("collections", "Counter"): _first,
     ("collections", "defaultdict"): lambda *_: {},
+    # what training code adds: its arguments and numbers of NumPy
+    ("argparse", "Namespace"): _Bag,
+    ("numpy", "dtype"): _Bag,
+    ("numpy.core.multiarray", "scalar"): _first,
+    ("numpy._core.multiarray", "scalar"): _first,
     ("builtins", "set"): _first,
     ("builtins", "dict"): lambda *_: {},
     ("__builtin__", "set"): _first,
@@ -286,6 +292,10 @@ def _walk(program: object) -> Iterator[tuple[str, _View]]:
 Kind = TypeVar("Kind")
 
 
+def _holds_values(content: object, kind: type[Any]) -> bool:
+    return isinstance(content, dict) and any(isinstance(v, (kind, dict)) for v in content.values())
+
+
 def _state_dict(
     content: Any, kind: type[Kind], path: Path, which: str | None
 ) -> tuple[dict[str, Kind], str | None, str]:
@@ -298,16 +308,17 @@ def _state_dict(
     for _ in range(DEEPEST):
         if not isinstance(content, dict):
             break
-        average = next((k for k in AVERAGED if isinstance(content.get(k), dict)), None)
-        if average and which != "raw":
+        average = next((k for k in AVERAGED if _holds_values(content.get(k), kind)), None)
+        tensors = {k: v for k, v in content.items() if isinstance(v, kind) and isinstance(k, str)}
+        key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        inner = content[key] if key else None
+        if average and which != "raw" and (which or average in TAKEN or not (inner or tensors)):
             copy = f"averaged weights ({average}); --which raw reads the others"
             content, wrapper = content[average], AVERAGED[average]
             continue
         if average:
-            copy = f"raw weights; {average} has the average of them"
-        tensors = {k: v for k, v in content.items() if isinstance(v, kind) and isinstance(k, str)}
-        key = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), None)
-        inner = content[key] if key else None
+            asked = "" if which else " (--which ema)"
+            copy = f"raw weights; {average} has the average of them{asked}"
         if tensors and not (inner and len(tensors) < len(inner)):
             require_copy(path, which, copy)
             return tensors, wrapper, copy

@@ -166,8 +166,10 @@ def damaged(path: Path, kind: str, error: Exception) -> VitcliError:
     return VitcliError(f"{path}: truncated or not {kind}{reason}", AGAIN)
 
 
-AVERAGED = {"state_dict_ema": "state_dict", "model_ema": "model"}
-"""Keys of an averaged copy of the weights, in timm's order, to those of the raw ones."""
+TAKEN = {"state_dict_ema": "state_dict", "model_ema": "model"}
+"""Keys of an averaged copy that timm takes, in its order, to those of the raw weights."""
+AVERAGED = TAKEN | {"ema_state_dict": "state_dict", "ema": "model", "params_ema": "params"}
+"""The same with those that are read only where they are asked for."""
 
 
 def require_copy(path: Path, which: str | None, copy: str) -> None:

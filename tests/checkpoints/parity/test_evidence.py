@@ -161,6 +161,25 @@ def test_an_averaged_copy_is_read_as_timm_reads_it(key: str, tmp_path: Path) -> 
     assert f"raw weights; {key} has the average of them" in other.report.notes
 
 
+@pytest.mark.parametrize("key", ["ema", "ema_state_dict"])
+def test_an_average_under_another_key_is_read_where_it_is_asked_for(
+    key: str, tmp_path: Path
+) -> None:
+    raw = vit_folder(tmp_path)
+    wanted = load_weights(str(raw)).encoder
+    tensors = torch.load(_as_bin(raw), weights_only=True)
+    twice = {name: t * 2 for name, t in tensors.items()}
+    torch.save({"model": tensors, key: twice}, raw / "pytorch_model.bin")
+    loaded = load_weights(str(raw))
+    assert same_weights(wanted, loaded.encoder)
+    assert f"raw weights; {key} has the average of them (--which ema)" in loaded.report.notes
+    assert not same_weights(wanted, load_weights(str(raw), which="ema").encoder)
+    torch.save({key: tensors}, raw / "pytorch_model.bin")
+    assert same_weights(wanted, load_weights(str(raw)).encoder)
+    torch.save({"model": tensors, key: {"decay": 0.9}}, raw / "pytorch_model.bin")
+    assert load_weights(str(raw)).report.notes == ()
+
+
 def test_an_average_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     folder = vit_folder(tmp_path)
     for _ in range(2):
