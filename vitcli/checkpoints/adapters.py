@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -278,10 +279,7 @@ def adapted(
     Raises:
         VitcliError: an adapter for a tensor that the tower lacks, or of another shape; none for it.
     """
-    changed = Tensors(tensors)
-    changed.wrapper, changed.copied = tensors.wrapper, tensors.copied
-    changed.missing = tensors.missing
-    used = 0
+    changed, used = copy(tensors), 0
     for module, adapter in adapters.items():
         name = _adapted_name(module, tower, spelled)
         base = tensors[name] if name else None

@@ -233,15 +233,11 @@ def class_names(config: Mapping[str, Any] | None, outputs: int | None) -> tuple[
 
 def _needed(tower: Tower, checkpoint: Checkpoint) -> tuple[dict[str, str], list[str]]:
     """(the names that the tower's tables may take, those that it leaves in shards not read)."""
-    spelled, outside = {}, list(tower.outside)
-    takes = (
-        takes_name(tower.family) if checkpoint.tensors.missing else None
-    )  # every name is looked at where all are here
-    for short, name in tower.spelled.items():
-        if takes is None or name in checkpoint.tensors or short in tower.inside or takes(short):
-            spelled[short] = name
-        else:
-            outside.append(name)
+    spelled, outside = dict(tower.spelled), list(tower.outside)
+    takes = takes_name(tower.family)
+    for short, name in tower.spelled.items() if checkpoint.tensors.missing else ():
+        if not (name in checkpoint.tensors or short in tower.inside or takes(short)):
+            outside.append(spelled.pop(short))
     return spelled, outside
 
 

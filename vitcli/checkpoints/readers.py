@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Checkpoint:
                 f"{self.source}: {absent[0].name} is missing, and the vision tower is in it",
                 f"copy {', '.join(shard.name for shard in absent[:4])} beside the index",
             )
-        tensors = Tensors(self.tensors)
+        tensors = copy(self.tensors)
         for shard in shards:
             tensors |= _shard(shard, self.shard_of)
         tensors.missing = {
