@@ -72,6 +72,22 @@ def test_a_good_twin_is_equal(library: str, dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", TWINS)
+def test_the_library_may_be_named(library: str, tmp_path: Path) -> None:
+    source = TWINS[library](tmp_path / "twin")
+    named = CliRunner().invoke(app, ["verify", f"{library}:{source}", "--json"])
+    assert named.exit_code == 0, named.stderr
+    assert json.loads(named.stdout)["library"] == library
+    other = next(one for one in TWINS if one != library)
+    wrong = CliRunner().invoke(app, ["verify", f"{other}:{source}"])
+    assert wrong.exit_code == 2 and other in wrong.stderr
+
+
+def test_an_architecture_has_no_weights_to_compare() -> None:
+    told = CliRunner().invoke(app, ["verify", "timm:resnet50"])
+    assert told.exit_code == 2 and "timm:resnet50: is an architecture" in told.stderr
+
+
+@pytest.mark.parametrize("library", TWINS)
 def test_a_wrong_eps_is_found_where_it_begins(library: str, tmp_path: Path) -> None:
     result = verify(TWINS[library](tmp_path / "twin"), set={"encoder.norm_eps": 0.01})
     layers = {one.name: one.equal for one in result.checked}
