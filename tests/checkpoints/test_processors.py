@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from vitcli.checkpoints.families.hf_processors import from_transformers
+from vitcli.checkpoints.families.hf_processors import SUPPORTED, from_transformers
 from vitcli.checkpoints.families.open_clip import from_open_clip
 from vitcli.checkpoints.families.timm import from_timm
 from vitcli.errors import VitcliError
@@ -150,3 +150,38 @@ def test_open_clip_takes_the_size_of_the_tower() -> None:
     tower = {"model_cfg": {"vision_cfg": {"image_size": [336, 224]}}}
     config = from_open_clip(tower | {"preprocess_cfg": {"size": 224}})
     assert config.crop_size == (336, 224)
+
+
+KEYS = (
+    *("size", "crop_size", "resample", "image_mean", "patch_size", "merge_size", "max_pixels"),
+    *("max_image_size", "min_size", "high_res_size", "max_patches", "max_tiles", "tile_size"),
+    *("image_grid_pinpoints", "do_image_splitting", "do_pad", "do_resize", "image_size"),
+    *("ensure_multiple_of", "max_soft_tokens", "temporal_patch_size", "max_num_patches"),
+)
+ODD = (
+    True,
+    False,
+    1,
+    0,
+    -3,
+    7.5,
+    "x",
+    [1, 2],
+    [[1, "x"]],
+    {"height": 32},
+    {"longest_edge": 64},
+    {},
+)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_an_odd_value_is_followed_or_refused(kind: str) -> None:
+    refused = 0
+    for key in KEYS:
+        for value in ODD:
+            try:
+                from_transformers({"image_processor_type": kind, key: value})
+            except VitcliError as error:
+                refused += 1
+                assert error.message.startswith("preprocessor_config.json: ")
+    assert refused

@@ -315,13 +315,14 @@ ALWAYS_RESIZE = (global_tile, base_view, in_square, llava, aria, shrunk, canvas,
 
 def anyres_tiles(given: Given) -> str:
     side = max(_sides(given.merged.get("crop_size")) or _sides(given["size"]) or [0])
-    points = [p for p in given.merged.get("image_grid_pinpoints") or () if is_list(p, 2)]
+    listed = given.merged.get("image_grid_pinpoints")
+    points = [_sides(p) for p in listed if is_list(p, 2)] if isinstance(listed, list) else []
     counts = [math.prod(-(-edge // side) for edge in p) for p in points if side]
     return up_to_tiles(max(counts, default=0))
 
 
 def _sides(size: Any) -> list[int]:
-    found = size.values() if isinstance(size, Mapping) else [size]
+    found = size.values() if isinstance(size, Mapping) else size if is_list(size, 2) else [size]
     return [edge for edge in found if isinstance(edge, int)]
 
 

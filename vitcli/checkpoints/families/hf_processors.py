@@ -57,7 +57,7 @@ def _square(side: int) -> dict[str, int]:
     return {"height": side, "width": side}
 
 
-def _assumes(size: Any, resample: int, statistics: Settings, **more: Any) -> Settings:
+def _assumes(size: Any, resample: int, statistics: Settings, /, **more: Any) -> Settings:
     """Defaults of a class; `statistics` are the mean and std."""
     statistics = {f"image_{name}": values for name, values in statistics.items()}
     return {"size": size, "resample": resample, **statistics, **more}
@@ -228,7 +228,7 @@ _CLASSES: Mapping[str, Processor] = {
             *("do_pad", "return_row_col_info"),
         ),
         tiles=lambda given: rules.up_to_tiles(
-            given["max_tiles"], given["do_image_splitting"] and given["max_tiles"] > 1
+            given["max_tiles"], given["do_image_splitting"] and given.whole("max_tiles") > 1
         ),
         note=_BY_TORCHVISION,
     ),
@@ -359,11 +359,15 @@ def from_transformers(
         settings = _of_kimis_own(settings, source)
     named, kind = _class_of(settings, kind, source)
     reads = _CLASSES[kind]
-    own = {key: value for key, value in settings.items() if value is not None}
     known = {**_COMMON, **reads.defaults}
+    own = {
+        key: value
+        for key, value in settings.items()
+        if value is not None and (value is not False or key in known)
+    }
     for key, value in own.items():
         neutral = key in _NEUTRAL or key in reads.neutral
-        if not (key in known or neutral or value is False):
+        if key not in known and not neutral:
             refuse(source, key, value, f"unknown for {kind}")
     given = Given(own, {**known, **own}, source)
     for key in (key for key, value in _COMMON.items() if isinstance(value, bool)):
@@ -375,7 +379,8 @@ def from_transformers(
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         given.refuse("rescale_factor", "only 1/255 is supported")
     number = given["resample"]
-    if type(number) is not int or number not in range(len(FILTERS)):
+    is_int = isinstance(number, int) and not isinstance(number, bool)
+    if not is_int or number not in range(len(FILTERS)):
         given.refuse("resample", "Pillow's filters are 0 to 5")
 
     config = {"resize_size": None, **_resized(reads, given, kind)}
