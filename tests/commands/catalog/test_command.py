@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,9 @@ def test_unknown_preprocessing_is_refused_where_pixels_are_read(folder: Path) ->
 
 
 def test_a_pickle_with_code_is_one_line_on_stderr(tmp_path: Path) -> None:
-    import argparse
-
-    torch.save({"model": {}, "args": argparse.Namespace()}, tmp_path / "run.pth")
+    torch.save({"model": {}, "best": Fraction(1, 3)}, tmp_path / "run.pth")
     result = run("encode", "--weights", tmp_path / "run.pth", code=2)
-    assert "argparse.Namespace" in result.stderr
+    assert "fractions.Fraction" in result.stderr
 
 
 def test_convert_then_load_is_bit_exact(folder: Path, tmp_path: Path) -> None:
