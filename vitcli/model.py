@@ -14,12 +14,13 @@ from torch import Tensor
 
 from vitcli.config.load import NAME_A_PRESET, ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
+from vitcli.config.variants import Grid
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.images.decode import DecodedImage, ImageError
 from vitcli.images.pool import Color, Picture, Pictures, picture_list, read_picture
-from vitcli.images.preprocess import preprocess
+from vitcli.images.preprocess import Box, grid_box, preprocess
 from vitcli.images.shapes import synthetic_image
 from vitcli.nn.encoder import (
     EncoderOutput,
@@ -380,6 +381,12 @@ def image_batches(
                 batch = []
         if batch:
             yield batch
+
+
+def covered_box(model: Model, item: Prepared, grid: Grid) -> Box:
+    """What the patch grid covers of an image, in its own pixels."""
+    size = item.decoded.height, item.decoded.width
+    return grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
 
 
 def stacked(model: Model, batch: Sequence[Prepared]) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,24 +254,15 @@ def _fitted(fit: str, size: tuple[int, int], height: int, width: int) -> Plan:
 def _resized_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
     if config.resize == "none":
         return height, width
-    if config.resize == "smart":
-        return _smart_size(config, height, width, label)
-    if config.resize == "patches":
-        return _patch_budget(config, height, width)
-    if config.resize == "bounded":
-        return _bounded_size(config, height, width)
-    if config.resize == "within":
-        return _within(config, height, width)
-    if config.resize == "longest":
-        return _to_longest(config, height, width)
-    if config.resize == "shrink":
-        return _shrunk(config, height, width)
-    if config.resize == "area":
-        return _largest_area(config, height, width)
+    if config.resize == "smart" and max(height, width) > _MAX_ASPECT * min(height, width):
+        raise ImageError(
+            "unsupported",
+            f"{label}: the longer side is more than {_MAX_ASPECT} times the shorter",
+        )
+    if rule := _RULES.get(config.resize):
+        return rule(config, height, width)
     assert config.resize_size is not None  # the schema holds it
     target_h, target_w = config.resize_size
-    if config.resize == "closest":
-        return _closest(config, height, width)
     if config.resize == "canvas" and height <= target_h and width <= target_w:
         down, across = target_h / height, target_w / width
         if across < down:
@@ -286,13 +278,8 @@ def _resized_size(config: PreprocessConfig, height: int, width: int, label: str)
     return round(height / ratio), round(width / ratio)
 
 
-def _smart_size(config: PreprocessConfig, height: int, width: int, label: str) -> tuple[int, int]:
+def _smart_size(config: PreprocessConfig, height: int, width: int) -> tuple[int, int]:
     """Qwen2-VL: multiples of `multiple` with an area between min_pixels and max_pixels."""
-    if max(height, width) > _MAX_ASPECT * min(height, width):
-        raise ImageError(
-            "unsupported",
-            f"{label}: the longer side is more than {_MAX_ASPECT} times the shorter",
-        )
     unit = config.multiple
     h, w = round(height / unit) * unit, round(width / unit) * unit
     if h * w > config.max_pixels:
@@ -387,6 +374,19 @@ def _largest_area(config: PreprocessConfig, height: int, width: int) -> tuple[in
     if w == 0:
         return min(height // width * unit, most) or unit, unit
     return h, w
+
+
+_RULES: dict[str, Callable[[PreprocessConfig, int, int], tuple[int, int]]] = {
+    "smart": _smart_size,
+    "patches": _patch_budget,
+    "bounded": _bounded_size,
+    "within": _within,
+    "longest": _to_longest,
+    "shrink": _shrunk,
+    "area": _largest_area,
+    "closest": _closest,
+}
+"""Rules of one family each: config, height and width to the resized (height, width)."""
 
 
 def _tile_steps(config: PreprocessConfig, height: int, width: int) -> tuple[tuple[int, int], ...]:

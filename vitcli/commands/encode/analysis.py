@@ -21,14 +21,22 @@ from vitcli.commands.encode.result import (
     FeatureSheet,
     LayerNorms,
     check_tokens,
+    describe,
 )
-from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import Box, Plan, grid_box, patch_box, plan
+from vitcli.images.preprocess import Box, patch_box
 from vitcli.loading import as_model
 from vitcli.measures import all_finite
-from vitcli.model import Model, Prepared, image_batches, layer_index, model_info, stacked
+from vitcli.model import (
+    Model,
+    Prepared,
+    covered_box,
+    image_batches,
+    layer_index,
+    model_info,
+    stacked,
+)
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
 
@@ -233,18 +241,14 @@ def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
     cls, dist and pooled are (B, D); register (B, R, D); patch (B, N, D); output (B, width);
     deepstack (B, K, cells, width).
     """
-    c, tokens = model.config.encoder, output.tokens
-    first_register = int(c.cls_token) + int(c.dist_token)
-    slices: dict[str, Callable[[], Tensor | None]] = {
-        "cls": lambda: tokens[:, 0],
-        "dist": lambda: tokens[:, int(c.cls_token)],
-        "register": lambda: tokens[:, first_register : c.prefix_tokens],
-        "patch": lambda: tokens[:, c.prefix_tokens :],
-        "pooled": lambda: output.pooled,
-        "output": lambda: output.output,
-        "deepstack": lambda: output.deepstack,
+    c = model.config.encoder
+    places = {
+        "cls": 0,
+        "dist": int(c.cls_token),
+        "register": slice(c.cls_token + c.dist_token, c.prefix_tokens),
+        "patch": slice(c.prefix_tokens, None),
     }
-    chosen = slices[kind]()
+    chosen = output.tokens[:, places[kind]] if kind in places else getattr(output, kind)
     assert chosen is not None  # check_tokens has refused it
     array: np.ndarray = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).cpu().numpy()
     return array
@@ -360,13 +364,9 @@ class FeatureCollector:
         room = MOST_SHEETS - len(self.pictures)
         self.left_out += max(0, len(batch) - room)
         for item, tokens in zip(batch[:room], kept[0], strict=False):
-            picture = item.decoded.image
-            size = picture.height, picture.width
-            self.pictures.append(picture)
+            self.pictures.append(item.decoded.image)
             self._tokens.append(tokens.float().unflatten(0, grid))
-            self._boxes.append(
-                grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
-            )
+            self._boxes.append(covered_box(model, item, grid))
             self._titles.append(f"{PurePath(item.path).name}, {model.name}, {name}")
 
     def sheets(self) -> list[FeatureSheet]:
@@ -392,77 +392,3 @@ class FeatureCollector:
                 zip(self._titles, self._boxes, cosines, strict=True)
             )
         ]
-
-
-def describe(config: PreprocessConfig, width: int, height: int) -> str:
-    """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
-    steps = plan(config, width, height)
-    if config.fit:
-        return "; ".join([_describe_fit(config, steps), _describe_scale(config)])
-    resize = {
-        "none": "not resized",
-        "squash": f"squashed to {_wxh(steps.resized)}",
-        "shortest": f"{_shortest_target(config)}: {_wxh(steps.resized)}",
-        "smart": f"to multiples of {config.multiple} px: {_wxh(steps.resized)}",
-        "patches": f"to {config.max_patches} patches of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "bounded": f"to sides of {config.shortest_edge} to {config.longest_edge} px: "
-        f"{_wxh(steps.resized)}",
-        "within": f"within {config.longest_edge} px, up to multiples of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "tile": " then ".join(
-            f"resized to {_wxh(size)}" for size in (*steps.before, steps.resized)
-        ),
-        "longest": f"longer side to {config.longest_edge}: {_wxh(steps.resized)}",
-        "shrink": f"to at most {config.max_patches} patches of {config.multiple} px: "
-        f"{_wxh(steps.resized)}",
-        "area": f"to {config.max_pixels} px in multiples of {config.multiple}: "
-        f"{_wxh(steps.resized)}",
-        "closest": f"one side as of {_wxh(config.resize_size or (0, 0))}, to multiples of "
-        f"{config.multiple} px: {_wxh(steps.resized)}",
-        "canvas": f"resized to {_wxh(steps.resized)}",
-    }[config.resize]
-    if steps.square:
-        height, width, side = steps.square
-        resize = f"{width}x{height} in the middle of {side}x{side}; {resize}"
-    if config.resize != "none" or steps.square:
-        resize += f" ({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
-    facts = [resize]
-    if steps.crop is not None:
-        top, left = steps.offset
-        black = ", black around" * steps.padded
-        filled = config.crop_size is None
-        facts.append(
-            f"filled up with black to {_wxh(steps.crop)}"
-            if filled
-            else f"center {_wxh(steps.crop)} at x {left}, y {top}{black}"
-        )
-    return "; ".join([*facts, _describe_scale(config)])
-
-
-def _describe_fit(config: PreprocessConfig, steps: Plan) -> str:
-    how = f"({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
-    if steps.part:
-        left, top, right, bottom = (f"{side:.6g}" for side in steps.part)
-        return (
-            f"fit crop: x {left} to {right}, y {top} to {bottom} resized to "
-            f"{_wxh(steps.output)} {how}"
-        )
-    if steps.padded:
-        sizes = f"{_wxh(steps.resized)} {how} in the middle of {_wxh(steps.output)}"
-        return f"fit whole: resized to {sizes}"
-    return f"fit {config.fit}: resized to {_wxh(steps.output)} {how}"
-
-
-def _describe_scale(config: PreprocessConfig) -> str:
-    mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
-    return f"mean {mean}, std {std}"
-
-
-def _shortest_target(config: PreprocessConfig) -> str:
-    h, w = config.resize_size or (0, 0)
-    return f"shorter side to {h}" if h == w else f"to cover {w}x{h}"
-
-
-def _wxh(size: tuple[int, int]) -> str:
-    return f"{size[1]}x{size[0]}"

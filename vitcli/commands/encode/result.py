@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vitcli.config.schema import EncoderConfig, ModelConfig
+from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output
+from vitcli.images.preprocess import Box, plan
 from vitcli.results import FailedImage, ModelInfo, Result
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from vitcli.images.preprocess import Box
 
 
 @dataclass(frozen=True)
@@ -166,3 +165,61 @@ class FeatureSheet:
     cosines: tuple[tuple[float, ...], ...] | None
     query_box: Box | None
     """The chosen patch, on the picture that holds it."""
+
+
+_RESIZED = {
+    "none": "not resized",
+    "squash": "squashed to {size}",
+    "shortest": "{target}: {size}",
+    "smart": "to multiples of {c.multiple} px: {size}",
+    "patches": "to {c.max_patches} patches of {c.multiple} px: {size}",
+    "bounded": "to sides of {c.shortest_edge} to {c.longest_edge} px: {size}",
+    "within": "within {c.longest_edge} px, up to multiples of {c.multiple} px: {size}",
+    "tile": "{steps}",
+    "longest": "longer side to {c.longest_edge}: {size}",
+    "shrink": "to at most {c.max_patches} patches of {c.multiple} px: {size}",
+    "area": "to {c.max_pixels} px in multiples of {c.multiple}: {size}",
+    "closest": "one side as of {asked}, to multiples of {c.multiple} px: {size}",
+    "canvas": "resized to {size}",
+}
+"""Each `preprocess.resize` in words."""
+
+
+def describe(config: PreprocessConfig, width: int, height: int) -> str:
+    """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
+    steps = plan(config, width, height)
+    size, whole = _wxh(steps.resized), _wxh(steps.output)
+    how = f"({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
+    mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (config.mean, config.std))
+    scale = f"mean {mean}, std {std}"
+    if config.fit and steps.part:
+        left, top, right, bottom = (f"{side:.6g}" for side in steps.part)
+        cut = f"x {left} to {right}, y {top} to {bottom}"
+        return f"fit crop: {cut} resized to {whole} {how}; {scale}"
+    if config.fit and steps.padded:
+        return f"fit whole: resized to {size} {how} in the middle of {whole}; {scale}"
+    if config.fit:
+        return f"fit {config.fit}: resized to {whole} {how}; {scale}"
+    h, w = config.resize_size or (0, 0)
+    resize = _RESIZED[config.resize].format(
+        c=config,
+        size=size,
+        asked=f"{w}x{h}",
+        target=f"shorter side to {h}" if h == w else f"to cover {w}x{h}",
+        steps=" then ".join(f"resized to {_wxh(s)}" for s in (*steps.before, steps.resized)),
+    )
+    if steps.square:
+        height, width, side = steps.square
+        resize = f"{width}x{height} in the middle of {side}x{side}; {resize}"
+    facts = [f"{resize} {how}" if config.resize != "none" or steps.square else resize]
+    if steps.crop and config.crop_size:
+        top, left = steps.offset
+        black = ", black around" * steps.padded
+        facts.append(f"center {whole} at x {left}, y {top}{black}")
+    elif steps.crop:
+        facts.append(f"filled up with black to {whole}")
+    return "; ".join([*facts, scale])
+
+
+def _wxh(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"

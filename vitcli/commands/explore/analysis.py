@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.attention.weights import Rollout
-from vitcli.commands.encode.analysis import PrincipalColors
+from vitcli.commands.encode.analysis import PrincipalColors, not_finite
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output, data_size, filled_page
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import Box, grid_box, small_jpeg
+from vitcli.images.preprocess import Box, small_jpeg
 from vitcli.loading import as_model
-from vitcli.model import Model, Prepared, image_batches, layer_index, model_info, stacked
+from vitcli.measures import all_finite
+from vitcli.model import (
+    Model,
+    Prepared,
+    covered_box,
+    image_batches,
+    layer_index,
+    model_info,
+    stacked,
+)
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 
@@ -90,10 +100,12 @@ WHAT = {
 RANK = {"features": 0, "colors": 0, "norms": 0, "cls": 1, "cls_rollout": 1, "mean": 2, "rollout": 3}
 
 Array = NDArray[Any]
+Source = Model | str | os.PathLike[str]
+"""What `loading.as_model` takes."""
 
 
 def explore(
-    models: Model | str | Sequence[Model | str],
+    models: Source | Sequence[Source],
     images: Pictures = (),
     out: str | Path = "explore.html",
     *,
@@ -116,30 +128,21 @@ def explore(
         VitcliError: no encoder or more than two, a layer that an encoder does not have, no image
             that could be read, features that are not finite, or a page that cannot be so small.
     """
-    named = [models] if isinstance(models, Model | str) else list(models)
+    named = model_list(models)
     if not 1 <= len(named) <= 2:
         raise VitcliError(f"explore: is for 1 or 2 encoders (got {len(named)})", "name one or two")
-    out = Path(out)
+    out, images = Path(out), picture_list(images)
     check_output(out, ".html", ".htm", option="--out")
-    files = picture_list(images)
-    failed: list[FailedImage] = []
-    pictures: list[Prepared] = []
     seen: list[Seen] = []
-    each = max(len(files), 1)
     for number, model in enumerate(map(as_model, named)):
-        encoder = Seen(model, choose_layers(model, layers), 4 * max_bytes // each)
-        failed, pictures = [], []
-        for batch in image_batches(model, files, background, failed, 1):
-            encoder.look(batch[0])
-            pictures.append(batch[0])
-            progress(number * each + len(pictures) + len(failed), len(named) * each)
+        chosen = choose_layers(model, layers)
+        hint = f"vitcli explore photo.jpg --out {out}"
+        pictures, failed = read_images(model, images, background, "explore", hint)
+        encoder = Seen(model, chosen, 4 * max_bytes // len(pictures))
+        for place, item in enumerate(pictures, start=1):
+            encoder.look(item)
+            progress(number * len(pictures) + place, len(named) * len(pictures))
         seen.append(encoder)
-        if not pictures:
-            raise VitcliError(
-                f"explore: no image could be read; the first error: {failed[0].error}",
-                f"vitcli explore photo.jpg --out {out}",
-                exit_code=1,
-            )
     names = [PurePath(item.path).name for item in pictures]
     shown = []
     for name, item in zip(names, pictures, strict=True):
@@ -170,6 +173,28 @@ def explore(
             for number, one in enumerate(seen)
         ),
     )
+
+
+def model_list(models: Source | Sequence[Source]) -> list[Source]:
+    """One encoder or several as a list."""
+    return [models] if isinstance(models, Model | str | os.PathLike) else [*models]
+
+
+def read_images(
+    model: Model, images: Pictures, background: Color, command: str, hint: str
+) -> tuple[list[Prepared], list[FailedImage]]:
+    """The images of a call as this encoder reads them, and those that cannot be read.
+
+    Raises:
+        VitcliError: none can be read.
+    """
+    failed: list[FailedImage] = []
+    batches = image_batches(model, images, background, failed)
+    prepared = [item for batch in batches for item in batch]
+    if not prepared:
+        what = f"{command}: no image could be read; the first error: {failed[0].error}"
+        raise VitcliError(what, hint, exit_code=1)
+    return prepared, failed
 
 
 def choose_layers(model: Model, layers: Sequence[int] | None) -> list[int]:
@@ -241,7 +266,7 @@ class Seen:
             small = rows.shape[-1] ** 2 <= LARGEST_MAP
             if small:
                 rollout.add(rows.float().mean(1))
-            if block in self.layers and bool(rows.isfinite().all()):  # holes are said below
+            if block in self.layers and all_finite(rows):  # holes are said below
                 self._attend(block, rows[0].float().cpu(), rollout if small else None)
 
         points = [module for _, module in layer_points(encoder)]
@@ -252,18 +277,11 @@ class Seen:
         ):
             encoder(pixels)
         for layer in self.layers:
-            if not bool(kept[layer].isfinite().all()):
-                raise VitcliError(
-                    f"{self.model.name}: features of layer {layer} are not finite (NaN or "
-                    "infinity)",
-                    "run it again with --dtype float32",
-                    exit_code=1,
-                )
+            if not all_finite(kept[layer]):
+                raise not_finite(self.model, f"layer {layer}")
             self.tokens.setdefault(layer, []).append(kept[layer].unflatten(0, grid))
-        picture = item.decoded.image
-        size, patch = (picture.height, picture.width), self.model.config.encoder.patch_size
         self.grids.append(grid)
-        self.boxes.append(grid_box(self.model.preprocessing, size, grid, patch))
+        self.boxes.append(covered_box(self.model, item, grid))
 
     def _attend(self, block: int, rows: Tensor, rollout: Rollout | None) -> None:
         """Keep a block's attention (H, T, T) to patches, in times uniform: probability x T."""

@@ -14,13 +14,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitcli.commands.encode.analysis import PrincipalColors
-from vitcli.commands.explore.analysis import choose_layers
+from vitcli.commands.encode.analysis import PrincipalColors, not_finite
+from vitcli.commands.explore.analysis import (
+    Source,
+    choose_layers,
+    model_list,
+    read_images,
+)
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import Box, grid_box
+from vitcli.images.preprocess import Box
 from vitcli.loading import as_model
-from vitcli.model import Model, image_batches, model_info, stacked
+from vitcli.measures import all_finite
+from vitcli.model import Model, Prepared, covered_box, model_info, stacked
 from vitcli.nn.encoder import hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 
@@ -67,7 +73,7 @@ class GridResult(Result):
 
 
 def grid(
-    models: Model | str | Sequence[Model | str],
+    models: Source | Sequence[Source],
     images: Pictures = (),
     *,
     layers: Sequence[int] | None = None,
@@ -88,55 +94,39 @@ def grid(
         VitcliError: a layer that an encoder does not have, no image that could be read, or
             features that are not finite.
     """
-    named = [models] if isinstance(models, Model | str) else list(models)
-    files = picture_list(images)
+    named, images = model_list(models), picture_list(images)
+    if not named:
+        raise VitcliError("grid: no encoder", "name at least one")
     rows: list[GridRow] = []
-    names: list[str] = []
-    failed: list[FailedImage] = []
     for number, model in enumerate(map(as_model, named)):
-        names, failed = [], []
         chosen = choose_layers(model, layers)
+        hint = "vitcli grid photo.jpg --plot grid.png"
+        pictures, failed = read_images(model, images, background, "grid", hint)
         tokens: list[dict[int, Tensor]] = []
         boxes: list[Box] = []
-        for batch in image_batches(model, files, background, failed, 1):
-            names.append(batch[0].path)
-            tokens.append(_tokens(model, stacked(model, batch), chosen))
-            picture = batch[0].decoded.image
-            rows_columns = next(iter(tokens[-1].values())).shape[:2]
-            size = (picture.height, picture.width)
-            patch = model.config.encoder.patch_size
-            boxes.append(
-                grid_box(model.preprocessing, size, (rows_columns[0], rows_columns[1]), patch)
-            )
-            each = max(len(files), 1)
-            progress(number * each + len(names) + len(failed), len(named) * each)
-        if not names:
-            raise VitcliError(
-                f"grid: no image could be read; the first error: {failed[0].error}",
-                "vitcli grid photo.jpg --plot grid.png",
-                exit_code=1,
-            )
+        for place, item in enumerate(pictures, start=1):
+            tokens.append(_tokens(model, item, chosen))
+            rows_columns = tokens[-1][chosen[0]].shape[:2]
+            boxes.append(covered_box(model, item, (rows_columns[0], rows_columns[1])))
+            progress(number * len(pictures) + place, len(named) * len(pictures))
         rows.append(_row(model, chosen, tokens, boxes, foreground))
-    return GridResult(tuple(names), tuple(failed), tuple(rows))
+    names = tuple(item.path for item in pictures)
+    return GridResult(names, tuple(failed), tuple(rows))
 
 
 @torch.inference_mode()
-def _tokens(model: Model, pixels: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+def _tokens(model: Model, item: Prepared, layers: Sequence[int]) -> dict[int, Tensor]:
     """By layer: the patch tokens (rows, columns, D) of one image."""
     points = [module for _, module in layer_points(model.encoder)]
+    pixels = stacked(model, [item])
     kept: list[Tensor] = []
     with hooked([(points[layer], kept.append) for layer in layers]):
         model.encoder(pixels)
-    shape = model.encoder.front_end.grid(pixels)
-    prefix = model.encoder.prefix_tokens
+    shape, prefix = model.encoder.front_end.grid(pixels), model.encoder.prefix_tokens
     found = {}
     for layer, tokens in zip(layers, kept, strict=True):
-        if not bool(tokens.isfinite().all()):
-            raise VitcliError(
-                f"{model.name}: features of layer {layer} are not finite (NaN or infinity)",
-                "run it again with --dtype float32",
-                exit_code=1,
-            )
+        if not all_finite(tokens):
+            raise not_finite(model, f"layer {layer}")
         found[layer] = tokens[0, prefix:].double().cpu().unflatten(0, shape)
     return found
 
