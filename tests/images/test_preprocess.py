@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vitcli.commands.encode.analysis import describe
+from vitcli.commands.encode.result import describe
 from vitcli.config.load import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError

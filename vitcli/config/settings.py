@@ -187,3 +187,18 @@ def parse_counts(text: str | None) -> list[int]:
     if not all(part.strip().isdecimal() for part in parts):
         raise VitcliError(f"--registers {text}: expected whole numbers", "--registers 0,4")
     return list(dict.fromkeys(int(part) for part in parts))
+
+
+def parse_layers(text: str) -> list[int]:
+    """`6,12` or `-1` as numbers.
+
+    Raises:
+        VitcliError: anything else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise VitcliError(
+            f"--layers {text}: is not a list of layers (expected whole numbers with commas)",
+            "--layers 3,6,9,12",
+        ) from error

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from vitcli.commands.embed.result import FolderOptions, FolderResult
+from vitcli.config.settings import parse_layers
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, data_size, filled_page, printable
@@ -208,7 +209,7 @@ def embed(
                 f"--plot: one vector per image is drawn (got --tokens {tokens})", "--tokens pooled"
             )
     color = parse_color(background)
-    wanted = parse_layers(layers)
+    wanted = parse_layers(layers) if layers is not None else ()
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     (loaded,) = load_all([request], by_library=True, print_config=print_config)
     from vitcli.commands.embed import analysis, job
@@ -260,21 +261,6 @@ def embed(
     show(result, form)
     if result.failed:
         raise typer.Exit(1)
-
-
-def parse_layers(text: str | None) -> tuple[int, ...]:
-    """`6,12` or `-1` as numbers.
-
-    Raises:
-        VitcliError: anything else.
-    """
-    try:
-        return () if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise VitcliError(
-            f"--layers {text}: is not a list of layers (expected numbers with commas)",
-            "--layers 6,12",
-        ) from error
 
 
 def figure(result: FolderResult) -> Any:

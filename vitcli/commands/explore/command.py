@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from vitcli.config.settings import parse_layers
 from vitcli.errors import VitcliError
 from vitcli.files import check_output, data_size
 from vitcli.ui.console import fitted, percent, plural, progress, table
@@ -82,14 +83,13 @@ def explore(
       vitcli explore cats/*.jpg --weights facebook/dinov2-small --out cats.html
       vitcli explore cat.jpg --weights A --weights B --layers 3,6,9,12
     """
-
     requests = encoders.to_requests()
     if len(requests) > 2:
         raise VitcliError(
             f"explore: too many encoders (got {len(requests)}, expected 1 or 2)",
             "name at most two encoders",
         )
-    chosen = _numbers(layers) if layers else None
+    chosen = parse_layers(layers) if layers else None
     color = parse_color(background)
     check_output(out, ".html", ".htm", option="--out")
     loaded = load_all(requests)
@@ -141,9 +141,8 @@ def grid(
       vitcli grid cat.jpg --weights facebook/dinov2-small --preset vit-s16 --plot grid.png
       vitcli grid cat.jpg dog.jpg --weights A --weights B --layers 3,6,9,12 --plot grid.pdf
     """
-
     check_figure_file(plot)
-    chosen = _numbers(layers) if layers else None
+    chosen = parse_layers(layers) if layers else None
     color = parse_color(background)
     loaded = load_all(encoders.to_requests())
     with progress("encoding") as bar:
@@ -158,16 +157,6 @@ def grid(
             progress=bar,
         )
     finish(result, output.form, plot, failed=result.failed)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise VitcliError(
-            f"--layers {text}: are not layers (expected whole numbers with commas)",
-            "--layers 3,6,9,12",
-        ) from error
 
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
@@ -248,13 +237,12 @@ def _photo(path: str, box: tuple[float, float, float, float]) -> tuple[Any, Any]
     """The picture's pixels, small, and the box in them; white where it is not a file."""
     import numpy as np
 
-    from vitcli.images.decode import decode, is_quick
-    from vitcli.images.pool import decode_within
+    from vitcli.images.pool import read_picture
 
     if not Path(path).is_file():
         left, top, right, bottom = box
         height, width = round(bottom - top), round(right - left)
         return np.full((height, width, 3), 255, np.uint8), (0.0, 0.0, float(width), float(height))
-    picture = (decode(path) if is_quick(path) else decode_within(path)).image
+    picture = read_picture(path).image
     photo = shrunk(picture)
     return photo, scaled(box, picture, photo)
