@@ -111,46 +111,32 @@ def _common(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-def _quiet(asked: bool) -> None:
-    if asked:
-        set_verbosity(-1)
-
-
-def _verbose(asked: bool) -> None:
-    if asked:
-        set_verbosity(1)
-
-
 def _verbosity() -> list[Any]:
     """-q and -v as typer makes them of a function; their callbacks do the work."""
+
+    def flag(level: int, *names: str, help: str) -> Any:
+        def act(asked: bool) -> None:
+            if asked:
+                set_verbosity(level)
+
+        how: dict[str, Any] = {
+            "callback": act,
+            "is_eager": True,
+            "expose_value": False,
+            "help": help,
+        }
+        return Annotated[bool, typer.Option(*names, **how)]
+
+    def options(quiet: bool = False, verbose: bool = False) -> None: ...
+
+    options.__annotations__ = {
+        "quiet": flag(-1, "--quiet", "-q", help="Print only results and errors."),
+        "verbose": flag(
+            1, "--verbose", "-v", help="Also print versions, times and the causes of errors."
+        ),
+    }
     both = typer.Typer(add_completion=False)
-
-    @both.command()
-    def options(
-        quiet: Annotated[
-            bool,
-            typer.Option(
-                "--quiet",
-                "-q",
-                callback=_quiet,
-                is_eager=True,
-                expose_value=False,
-                help="Print only results and errors.",
-            ),
-        ] = False,
-        verbose: Annotated[
-            bool,
-            typer.Option(
-                "--verbose",
-                "-v",
-                callback=_verbose,
-                is_eager=True,
-                expose_value=False,
-                help="Also print versions, times and the causes of errors.",
-            ),
-        ] = False,
-    ) -> None: ...
-
+    both.command()(options)
     return list(typer.main.get_command(both).params)
 
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +31,7 @@ except ImportError:  # Windows
 
 # -- Writing -------------------------------------------------------------------------------------
 
-_OPEN_FILES = re.compile(r"/dev/(?:(?P<name>stdin|stdout|stderr)|fd/(\d+))|/proc/self/fd/(\d+)")
+_OPEN_FILES = re.compile(r"/dev/(stdin|stdout|stderr)|/(?:dev|proc/self)/fd/(\d+)")
 _STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
 
 
@@ -133,8 +134,8 @@ def _open_in_place(path: Path) -> int | None:
     if match := _OPEN_FILES.fullmatch(str(path)):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
-        name, *numbers = match.groups()
-        return os.dup(_STANDARD[name] if name else int(numbers[0] or numbers[1]))
+        name, number = match.groups()
+        return os.dup(_STANDARD[name] if name else int(number))
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -226,6 +227,7 @@ PROBE_S = 0.01
 """A report may hold a lock for an instant to see whether anyone else does."""
 
 
+@dataclass(eq=False)
 class Lock:
     """A lock on a file, held until `close` or the end of the process.
 
@@ -235,18 +237,16 @@ class Lock:
     is None then.
     """
 
-    def __init__(self, fd: int | None = None, other: Any = None) -> None:
-        self.fd = fd
-        self._other = other
+    fd: int | None = None
+    other: Any = None
 
     def close(self) -> None:
         """Release it; a second time does nothing."""
         fd, self.fd = self.fd, None
         if fd is not None:
             os.close(fd)
-        other, self._other = self._other, None
-        if other is not None:
-            other.release()
+        if self.other is not None:
+            self.other.release()
 
     def __enter__(self) -> Lock:
         return self
@@ -257,17 +257,9 @@ class Lock:
 
 def lock(path: Path, shared: bool = False) -> Lock:
     """Hold a file or folder, after waiting for it."""
-    if fcntl is None:
-        held = _other_lock(path, shared, wait=True)
-        assert held is not None
-        return held
-    fd = _open(path)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    except BaseException:
-        os.close(fd)
-        raise
-    return Lock(fd)
+    held = _hold(path, shared, wait=True)
+    assert held is not None
+    return held
 
 
 def try_lock(path: Path, shared: bool = False) -> Lock | None:
@@ -276,19 +268,26 @@ def try_lock(path: Path, shared: bool = False) -> Lock | None:
     Raises:
         OSError: it cannot be opened, or its file system has no locks.
     """
+    return _hold(path, shared, wait=False)
+
+
+def _hold(path: Path, shared: bool, wait: bool) -> Lock | None:
     if fcntl is None:
-        return _other_lock(path, shared, wait=False)
-    fd = _open(path)
-    for attempt in range(3):
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            return Lock(fd)
-        except BlockingIOError:
-            if attempt < 2:
-                time.sleep(PROBE_S)
-        except BaseException:
-            os.close(fd)
-            raise
+        return _other_lock(path, shared, wait)
+    if path.is_dir():
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    else:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        for pause_s in (PROBE_S, PROBE_S, 0):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, how)
+                return Lock(fd)
+            time.sleep(pause_s)
+    except BaseException:
+        os.close(fd)
+        raise
     os.close(fd)
     return None
 
@@ -310,12 +309,6 @@ def is_held(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def _open(path: Path) -> int:
-    if path.is_dir():
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _other_lock(path: Path, shared: bool, wait: bool) -> Lock | None:

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     broken = tiny()
     with torch.no_grad():
         broken.encoder.vit.blocks[1].feed_forward.fc2.bias.fill_(float("nan"))  # type: ignore[union-attr]
-    with pytest.raises(VitcliError, match="not finite .*from layer 2 on"):
+    with pytest.raises(VitcliError, match=r"not finite .*from layer 2 on"):
         explore([broken], [], tmp_path / "p.html")
 
 

@@ -268,13 +268,13 @@ def difference(before: Path, after: Path) -> str:
     examples: dict[str, list[str]] = {"added": [], "removed": []}
     with before.open("rb") as old, after.open("rb") as now:
         tagged = heapq.merge(
-            ((Entry.from_line(line), 0) for line in old),
-            ((Entry.from_line(line), 1) for line in now),
+            ((Entry.from_line(line), "removed") for line in old),
+            ((Entry.from_line(line), "added") for line in now),
             key=lambda item: item[0].key,
         )
-        for entry, sides in _by_key(tagged):
-            if len(sides) == 1:
-                kind = "added" if 1 in sides else "removed"
+        for _, same in itertools.groupby(tagged, key=lambda item: item[0].key):
+            (entry, kind), *more = same
+            if not more:
                 counts[kind] += 1
                 examples[kind] += [entry.name] * (counts[kind] <= SHOWN)
     facts = [
@@ -283,16 +283,3 @@ def difference(before: Path, after: Path) -> str:
         if names
     ]
     return ", ".join(facts) or "members of a shard moved"
-
-
-def _by_key(tagged: Iterable[tuple[Entry, int]]) -> Iterator[tuple[Entry, set[int]]]:
-    current: Entry | None = None
-    sides: set[int] = set()
-    for entry, side in tagged:
-        if current is not None and entry.key != current.key:
-            yield current, sides
-            sides = set()
-        current = entry
-        sides.add(side)
-    if current is not None:
-        yield current, sides

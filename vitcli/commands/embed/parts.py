@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,9 @@ from vitcli.images.sources import Entry
 OK = "ok"
 ABOUT = "vitcli"
 """The key of a part's metadata: JSON on the model, its weights and the preprocessing."""
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")
+"""Bytes that `os.fsdecode` kept as lone surrogates."""
+_ESCAPES = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 _COLUMNS = ("index", "path", "escaped", "width", "height", "status", "error")
 
 
@@ -98,10 +102,9 @@ class ParquetParts(PartFormat):
 
     def write(self, folder: Path, part: int, rows: Rows, about: dict[str, Any]) -> None:
         pa, pq = _pyarrow()
-        texts = [escaped(name) for name in rows.names]
         types = {"index": pa.int64(), "escaped": pa.bool_()}
         types |= {"width": pa.int32(), "height": pa.int32()}
-        columns = _as_columns(rows, texts)
+        columns = _as_columns(rows)
         arrays = [pa.array(columns[name], types.get(name, pa.string())) for name in _COLUMNS]
         failed = pa.array(~rows.good)
         for array in rows.arrays.values():
@@ -141,7 +144,7 @@ class NumpyParts(PartFormat):
         with atomic_write(array) as file:
             np.save(file, rows.arrays["vector"], allow_pickle=False)
         text = io.StringIO(newline="")
-        columns = _as_columns(rows, [escaped(name) for name in rows.names])
+        columns = _as_columns(rows)
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow((*_COLUMNS, ABOUT))
         for number, row in enumerate(zip(*columns.values(), strict=True)):
@@ -172,7 +175,7 @@ class SafetensorsParts(PartFormat):
     suffixes = (".safetensors",)
 
     def write(self, folder: Path, part: int, rows: Rows, about: dict[str, Any]) -> None:
-        columns = _as_columns(rows, [escaped(name) for name in rows.names])
+        columns = _as_columns(rows)
         metadata = {ABOUT: _dump({**about, "rows": columns})}  # one key: their order is random
         arrays = {name: np.ascontiguousarray(array) for name, array in rows.arrays.items()}
         with atomic_write(self.files(folder, part)[0]) as file:
@@ -228,7 +231,8 @@ def _dump(about: dict[str, Any]) -> str:
     return json.dumps(about, sort_keys=True)
 
 
-def _as_columns(rows: Rows, texts: list[tuple[str, bool]]) -> dict[str, list[Any]]:
+def _as_columns(rows: Rows) -> dict[str, list[Any]]:
+    texts = [escaped(name) for name in rows.names]
     return {
         "index": list(range(rows.first, rows.first + len(rows))),
         "path": [text for text, _ in texts],
@@ -263,22 +267,13 @@ def escaped(name: str) -> tuple[str, bool]:
     A name that is UTF-8 stays as it is. In any other, bytes that are not UTF-8 become `\\xNN` and
     backslashes are doubled, so that `unescaped` gives the name back.
     """
-    if not any("\ud800" <= c <= "\udfff" for c in name):
+    if not _NOT_UTF8.search(name):
         return name, False
-    parts = name.split("\\")
-    return "\\\\".join("".join(_byte(c) for c in part) for part in parts), True
-
-
-def _byte(character: str) -> str:
-    return printable(character) if "\ud800" <= character <= "\udfff" else character
+    return _NOT_UTF8.sub(lambda byte: printable(byte[0]), name.replace("\\", "\\\\")), True
 
 
 def unescaped(text: str, was_escaped: bool) -> str:
     """The name that `escaped` wrote, as `os.fsdecode` gives it."""
     if not was_escaped:
         return text
-    parts = []
-    for part in text.split("\\\\"):
-        plain, *codes = part.split("\\x")
-        parts.append(plain + "".join(chr(0xDC00 + int(c[:2], 16)) + c[2:] for c in codes))
-    return "\\".join(parts)
+    return _ESCAPES.sub(lambda e: chr(0xDC00 + int(e[1], 16)) if e[1] else "\\", text)
