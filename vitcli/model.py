@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from os import PathLike, fspath
 from typing import Any
 
@@ -74,13 +74,10 @@ class Features:
     """The layers asked for, by number."""
 
     def __repr__(self) -> str:
-        shapes = {
-            name: tuple(value.shape)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
+        tensors = ((name, v) for name, v in vars(self).items() if isinstance(v, Tensor))
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors)
         layers = f", layers {sorted(self.layers)}" if self.layers else ""
-        return "Features(" + ", ".join(f"{k} {v}" for k, v in shapes.items()) + layers + ")"
+        return f"Features({shapes}{layers})"
 
 
 @dataclass(frozen=True)
@@ -287,24 +284,25 @@ class Model:
             VitcliError: a block that the encoder does not have; a library that returns no such
                 weights; as `transform`.
         """
-        by_library = isinstance(self.encoder, LibraryEncoder)
-        depth = self.config.encoder.depth if by_library else len(attentions(self.encoder))
+        library = self.encoder if isinstance(self.encoder, LibraryEncoder) else None
+        depth = len(attentions(self.encoder)) if library is None else self.config.encoder.depth
         if block == 0 or not -depth <= block <= depth:
             raise VitcliError(
                 f"block={block}: the encoder does not have this block (got {block}, expected 1 "
                 f"to {depth}, or -1 for the last)",
                 f"block={depth}",
             )
-        pixels = self._pixels(images)
+        pixels, index = self._pixels(images), block - 1 if block > 0 else block
+        if library is not None:
+            return torch.cat([library.attention(image)[index] for image in pixels.split(1)])
         rows: list[Tensor] = []
-        if isinstance(self.encoder, LibraryEncoder):
-            index = block - 1 if block > 0 else block
-            return torch.cat([self.encoder.attention(x)[index] for x in pixels.split(1)])
-        with explicit_attention(self.encoder) as probabilities:
-            module = probabilities[block - 1 if block > 0 else block]
-            with self.runner.kernels(), hooked([(module, rows.append)]):
-                for batch in pixels.split(AT_ONCE):
-                    self.encoder(batch)
+        with (
+            explicit_attention(self.encoder) as probabilities,
+            self.runner.kernels(),
+            hooked([(probabilities[index], rows.append)]),
+        ):
+            for batch in pixels.split(AT_ONCE):
+                self.encoder(batch)
         return torch.cat(rows)
 
     def _pixels(self, images: Pictures | Tensor) -> Tensor:
@@ -357,13 +355,9 @@ class Prepared:
 
 
 def image_batches(
-    model: Model,
-    images: Pictures,
-    background: Color,
-    failed: list[FailedImage],
-    size: int = AT_ONCE,
+    model: Model, images: Pictures, background: Color, failed: list[FailedImage]
 ) -> Iterator[list[Prepared]]:
-    """Images in order, up to `size` neighbors of equal shape at a time.
+    """Images in order, up to AT_ONCE neighbors of equal shape at a time.
 
     Without images it is the built-in synthetic one. One that cannot be read goes to `failed`.
 
@@ -373,13 +367,7 @@ def image_batches(
     model.check_reads_images()
     prepared = _prepare(model, picture_list(images) or [None], background, failed)
     for _, same in groupby(prepared, key=lambda item: item.pixels.shape):
-        batch: list[Prepared] = []
-        for item in same:
-            batch.append(item)
-            if len(batch) == size:
-                yield batch
-                batch = []
-        if batch:
+        while batch := list(islice(same, AT_ONCE)):
             yield batch
 
 

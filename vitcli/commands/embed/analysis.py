@@ -328,7 +328,7 @@ def settings(model: Model, options: FolderOptions, arrays: Sequence[Column]) -> 
         "weights_sha256": weights_digest(model.encoder),
         "preprocess": model.preprocessing.model_dump(mode="json"),
         "device": model.device.type,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         "engine": model.engine,
         **{key: asdict(options)[key] for key in IDENTITY},
         "columns": arrays,
