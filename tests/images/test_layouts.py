@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitcli.commands.embed.analysis import SeenFolders
-from vitcli.commands.embed.inputs import Listing
+from vitcli.commands.embed.inputs import Listing, SeenFolders
 from vitcli.commands.probe.labeled import Encoded, Images, with_classes
 from vitcli.commands.train.inputs import assign
 from vitcli.config.training import ImagesData

@@ -20,11 +20,9 @@ from vitcli.commands.embed.job import (
     INPUTS,
     MANIFEST,
     iterate_parts,
-    recalled,
-    remembered,
 )
 from vitcli.commands.embed.parts import FORMATS
-from vitcli.commands.embed.result import FolderOptions
+from vitcli.commands.embed.result import FolderOptions, recalled, remembered
 from vitcli.commands.neighbors.analysis import neighbors, pictures
 from vitcli.config.load import ModelRequest
 from vitcli.config.settings import parse_setting

@@ -19,15 +19,8 @@ import torch
 from vitcli import __version__
 from vitcli.checkpoints.load import weights_digest
 from vitcli.commands.embed.encoder import Column, PartEncoder, checked, failure, row_bytes
-from vitcli.commands.embed.inputs import Listing, write_inputs
-from vitcli.commands.embed.job import (
-    Job,
-    begin,
-    count_failures,
-    only_writer,
-    parse_shard,
-    remembered,
-)
+from vitcli.commands.embed.inputs import Listing, SeenFolders, write_inputs
+from vitcli.commands.embed.job import Job, begin, only_writer
 from vitcli.commands.embed.parts import OK, PartError, Rows, check_format
 from vitcli.commands.embed.result import (
     IDENTITY,
@@ -35,12 +28,13 @@ from vitcli.commands.embed.result import (
     FolderOptions,
     FolderResult,
     VectorColumn,
+    parse_shard,
+    remembered,
 )
 from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.folders import class_order, read_layout
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import Entry
 from vitcli.loading import as_model
@@ -48,8 +42,6 @@ from vitcli.model import Model, model_info
 from vitcli.results import QUIET, FailedImage, Progress
 
 _EXAMPLES = 10
-
-_MOST_FOLDERS = 100_000
 
 
 @dataclass
@@ -66,7 +58,7 @@ class Share:
     def count(self, rows: Rows) -> None:
         """Take in a finished part."""
         self.done += len(rows)
-        self.failures += count_failures(rows)
+        self.failures += rows.failures
         for name, status, error in zip(rows.names, rows.status, rows.error, strict=True):
             if status != OK and len(self.examples) < _EXAMPLES:
                 self.examples.append(FailedImage(name, status, error))
@@ -288,36 +280,6 @@ def begin_job(
 _LARGE_BYTES = 2**30
 
 
-class SeenFolders:
-    """Passes entries on and remembers their folders, to say what these were taken for."""
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = entries
-        self.folders: set[str] = set()
-        self.labels: set[str] = set()
-
-    def __iter__(self) -> Iterator[Entry]:
-        for entry in self.entries:
-            if len(self.folders) < _MOST_FOLDERS:
-                self.folders.add(entry.name.rpartition("/")[0] + "/")
-                if entry.label and len(self.labels) < _MOST_FOLDERS:
-                    self.labels.add(entry.label)
-            yield entry
-
-    def line(self) -> str:
-        """Splits and classes in one line, nothing where there are none."""
-        layout = read_layout(self.folders)
-        places = [layout.place(folder) for folder in self.folders]
-        splits = [s for s in ("train", "val", "test", "unlabeled", "other") if s in dict(places)]
-        classes = class_order(self.labels or {label for _, label in places if label})
-        if len(classes) < 2 and not splits:
-            return ""
-        shown = ", ".join(map(printable, classes[:5])) + ", ..." * (len(classes) > 5)
-        facts = [f"splits {', '.join(splits)}"] * bool(splits)
-        facts += [f"{len(classes):,} class{'es' * (len(classes) != 1)}: {shown}"] * bool(classes)
-        return f"folders: {'; '.join(facts)}"
-
-
 def settings(model: Model, options: FolderOptions, arrays: Sequence[Column]) -> dict[str, Any]:
     """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
     chosen = {
@@ -345,7 +307,7 @@ def unfinished(
         rows = job.read(part)
         if rows is None:
             yield part, False
-        elif retry_failed and count_failures(rows):
+        elif retry_failed and rows.failures:
             yield part, True
         else:
             share.count(rows)

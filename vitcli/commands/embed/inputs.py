@@ -27,13 +27,14 @@ from typing import BinaryIO
 from vitcli.errors import VitcliError
 from vitcli.files import SHOWN, as_new, first_names, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
-from vitcli.images.folders import Walk
+from vitcli.images.folders import Walk, class_order, read_layout
 from vitcli.images.sources import Entry
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 16
 """Bytes of one line of a list; no system has longer paths."""
 _MOST_LINES = 10**8
+_MOST_FOLDERS = 100_000
 
 
 @dataclass
@@ -90,6 +91,36 @@ class Listing:
                     yield from walk.folder(match, _as_prefix(match))
             if not found:
                 raise VitcliError(f"{printable(text)}: matches no file", "check the pattern")
+
+
+class SeenFolders:
+    """Passes entries on and remembers their folders, to say what these were taken for."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = entries
+        self.folders: set[str] = set()
+        self.labels: set[str] = set()
+
+    def __iter__(self) -> Iterator[Entry]:
+        for entry in self.entries:
+            if len(self.folders) < _MOST_FOLDERS:
+                self.folders.add(entry.name.rpartition("/")[0] + "/")
+                if entry.label and len(self.labels) < _MOST_FOLDERS:
+                    self.labels.add(entry.label)
+            yield entry
+
+    def line(self) -> str:
+        """Splits and classes in one line, nothing where there are none."""
+        layout = read_layout(self.folders)
+        places = [layout.place(folder) for folder in self.folders]
+        splits = [s for s in ("train", "val", "test", "unlabeled", "other") if s in dict(places)]
+        classes = class_order(self.labels or {label for _, label in places if label})
+        if len(classes) < 2 and not splits:
+            return ""
+        shown = ", ".join(map(printable, classes[:5])) + ", ..." * (len(classes) > 5)
+        facts = [f"splits {', '.join(splits)}"] * bool(splits)
+        facts += [f"{len(classes):,} class{'es' * (len(classes) != 1)}: {shown}"] * bool(classes)
+        return f"folders: {'; '.join(facts)}"
 
 
 def _list_file(path: str, walk: Walk) -> Iterator[Entry]:

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import tempfile
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,7 @@ from PIL import Image
 from vitcli.checkpoints.load import weights_digest
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
-from vitcli.commands.embed.result import Checksums, Manifest
-from vitcli.config.load import ModelRequest, split_library
-from vitcli.config.settings import Setting
+from vitcli.commands.embed.result import Checksums, Manifest, recalled
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, lock, printable, sha256, try_lock
@@ -322,24 +319,6 @@ def iterate_entries(folder: Path) -> Iterator[Entry]:
         yield from job.inputs.read(part)
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """`2/8` as (2, 8).
-
-    Raises:
-        VitcliError: not a shard.
-    """
-    number, _, of = text.partition("/")
-    if number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
-        return int(number), int(of)
-    raise VitcliError(
-        f"--shard {text}: is not a shard (expected I/N, I from 1 to N)", "--shard 1/4"
-    )
-
-
-def count_failures(rows: Rows) -> Counter[str]:
-    return Counter(status for status in rows.status if status != "ok")
-
-
 def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
     """Write the manifest unless there is one: linking fails where another process was first."""
     fd, name = tempfile.mkstemp(prefix=".manifest.", suffix=".part", dir=path.parent)
@@ -420,37 +399,6 @@ def only_writer(folder: Path, shared: bool) -> Iterator[None]:
                     else:
                         left.unlink(missing_ok=True)
         yield
-
-
-def remembered(request: ModelRequest) -> dict[str, Any]:
-    """A request as plain JSON; files by their absolute paths."""
-    plain = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-    plain["settings"] = [[list(s.path), s.value, s.source] for s in request.settings]
-    for key in ("config_file", "weights", "adapter"):
-        library, value = split_library(str(plain[key] or ""))
-        if value and Path(value).exists():
-            plain[key] = f"{library}:" * bool(library) + str(Path(value).resolve())
-    return plain
-
-
-def recalled(plain: dict[str, Any]) -> ModelRequest:
-    """The request that `remembered` wrote.
-
-    Raises:
-        VitcliError: settings that no model has.
-    """
-    size, file = plain["image_size"], plain["config_file"]
-    settings = tuple(
-        Setting(tuple(path), value, source) for path, value, source in plain["settings"]
-    )
-    fields = {field.name for field in dataclasses.fields(ModelRequest)}
-    plain = {key: value for key, value in plain.items() if key in fields}
-    changes = {
-        "settings": settings,
-        "image_size": tuple(size) if size else None,
-        "config_file": Path(file) if file else None,
-    }
-    return ModelRequest(**{**plain, **changes})
 
 
 def load_saved(folder: Path, device: str = "auto") -> Model:

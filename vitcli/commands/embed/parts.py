@@ -13,6 +13,7 @@ import io
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ class Rows:
     @property
     def good(self) -> np.ndarray:
         return np.array([status == OK for status in self.status])
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How many failed by code; a row without a status is still to be done."""
+        return Counter(status for status in self.status if status not in (OK, ""))
 
 
 class PartError(Exception):

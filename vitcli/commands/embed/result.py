@@ -1,12 +1,16 @@
-"""The options and the result of an embedding job."""
+"""The options, the result and the manifest of an embedding job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vitcli.config.load import ModelRequest, split_library
+from vitcli.config.settings import Setting
+from vitcli.errors import VitcliError
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
 from vitcli.results import FailedImage, ModelInfo, Result
 
@@ -73,6 +77,20 @@ IDENTITY = (
     *("kind", "layers", "format", "vector_dtype", "norms", "part_rows", "batch"),
     *("background", "max_pixels", "min_side"),
 )
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`2/8` as (2, 8).
+
+    Raises:
+        VitcliError: not a shard.
+    """
+    number, _, of = text.partition("/")
+    if number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
+        return int(number), int(of)
+    raise VitcliError(
+        f"--shard {text}: is not a shard (expected I/N, I from 1 to N)", "--shard 1/4"
+    )
 
 
 @dataclass(frozen=True)
@@ -192,3 +210,28 @@ class Manifest(_Plain):
 
 Checksums = dict[str, list[str]]
 """SHA-256 of each file of a part, by the part's number."""
+
+
+def remembered(request: ModelRequest) -> dict[str, Any]:
+    """A request as plain JSON, as `_Request` has it; files by their absolute paths."""
+    plain = {**vars(request)}
+    plain["settings"] = [[list(s.path), s.value, s.source] for s in request.settings]
+    for key in ("config_file", "weights", "adapter"):
+        library, value = split_library(str(plain[key] or ""))
+        if value and Path(value).exists():
+            plain[key] = f"{library}:" * bool(library) + str(Path(value).resolve())
+    return plain
+
+
+def recalled(plain: dict[str, Any]) -> ModelRequest:
+    """The request that `remembered` wrote.
+
+    Raises:
+        VitcliError: settings that no model has.
+    """
+    size, file, settings = plain["image_size"], plain["config_file"], plain["settings"]
+    known = {field.name: plain[field.name] for field in fields(ModelRequest) if field.name in plain}
+    known["settings"] = tuple(Setting(tuple(path), *rest) for path, *rest in settings)
+    known["image_size"] = tuple(size) if size else None
+    known["config_file"] = Path(file) if file else None
+    return ModelRequest(**known)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from vitcli.commands.embed.analysis import embed
-from vitcli.commands.embed.job import MANIFEST, remembered
+from vitcli.commands.embed.job import MANIFEST
+from vitcli.commands.embed.result import remembered
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe import evaluate
 from vitcli.commands.probe.evaluate import TIMED_BATCH, TIMED_ROUNDS
