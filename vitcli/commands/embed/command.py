@@ -69,6 +69,107 @@ def _vectors(*names: str, **how: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Vectors", **how)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """How the job is done and what it writes, named as the arguments of `analysis.embed`."""
+
+    tokens: Annotated[
+        str,
+        _vectors(
+            "--tokens",
+            metavar="KINDS",
+            help="Any of pooled, output, cls, dist, register, patch, deepstack (Qwen3-VL), "
+            "separated by commas.",
+        ),
+    ] = Defaults.kind
+    layers: Annotated[
+        str | None,
+        _vectors(
+            "--layers",
+            "--layer",
+            metavar="N,...",
+            help="0 is the input of the first block, i the output of block i, -1 the last.",
+            show_default="the end of the encoder, after the final norm",
+        ),
+    ] = None
+    format: Annotated[
+        str,
+        _vectors(
+            "--format",
+            metavar="parquet|npy|safetensors",
+            help="Files of the vectors; npy has a csv of names beside it.",
+        ),
+    ] = Defaults.format
+    vector_dtype: Annotated[
+        str, _vectors("--vector-dtype", metavar="TYPE", help="float32 or float16.")
+    ] = Defaults.vector_dtype
+    norms: Annotated[
+        bool, _vectors("--norms", help="Also write the norms of each layer's tokens.")
+    ] = Defaults.norms
+    part_rows: Annotated[
+        int,
+        _job(
+            "--part-rows",
+            metavar="N",
+            min=1,
+            help="Rows per part; fewer where a part would exceed 256 MiB.",
+        ),
+    ] = Defaults.part_rows
+    batch: Annotated[int, _job("--batch", metavar="N", min=1, help="Images per forward pass.")] = (
+        Defaults.batch
+    )
+    workers: Annotated[
+        int | None,
+        _job(
+            "--workers",
+            metavar="N",
+            min=1,
+            help="Number of decoding processes.",
+            show_default="one per core",
+        ),
+    ] = Defaults.workers
+    timeout_s: Annotated[
+        float, _job("--timeout", metavar="S", min=0.001, help="Time limit per image, in seconds.")
+    ] = Defaults.timeout_s
+    memory: Annotated[
+        float,
+        _job("--memory", metavar="GIB", min=0.25, help="Memory of each decoding process."),
+    ] = Defaults.memory_bytes / 2**30
+    max_pixels: Annotated[
+        int, _job("--max-pixels", metavar="N", min=1, help="Images of more pixels fail.")
+    ] = Defaults.max_pixels
+    min_side: Annotated[
+        int, _job("--min-side", metavar="N", min=1, help="Images with a shorter side fail.")
+    ] = Defaults.min_side
+    any_suffix: Annotated[
+        bool, _job("--any-suffix", help="Read every file of a folder, whatever its suffix.")
+    ] = False
+    shard: Annotated[
+        str, _job("--shard", metavar="I/N", help="Write only every N-th part, from the I-th.")
+    ] = "/".join(map(str, Defaults.shard))
+    retry_failed: Annotated[
+        bool, _job("--retry-failed", help="Try the failed rows of finished parts again.")
+    ] = Defaults.retry_failed
+    fail_fast: Annotated[bool, _job("--fail-fast", help="Stop at the first failure.")] = (
+        Defaults.fail_fast
+    )
+    cluster: Annotated[
+        str | None,
+        _job("--cluster", metavar="ray", help="Run on a Ray cluster (extra ray)."),
+    ] = None
+    address: Annotated[
+        str | None,
+        _job("--address", metavar="HOST:PORT", help="Address of a running cluster; auto finds it."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """As `analysis.embed` takes them."""
+        given: dict[str, Any] = {**vars(self)}
+        given["layers"] = () if self.layers is None else parse_layers(self.layers)
+        given["memory_bytes"] = int(given.pop("memory") * 2**30)
+        return given
+
+
 @grouped
 def embed(
     inputs: Annotated[
@@ -81,94 +182,7 @@ def embed(
     *,
     model: ModelOptions,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the vectors.")],
-    tokens: Annotated[
-        str,
-        _vectors(
-            "--tokens",
-            metavar="KINDS",
-            help="Any of pooled, output, cls, dist, register, patch, deepstack (Qwen3-VL), "
-            "separated by commas.",
-        ),
-    ] = Defaults.kind,
-    layers: Annotated[
-        str | None,
-        _vectors(
-            "--layers",
-            "--layer",
-            metavar="N,...",
-            help="0 is the input of the first block, i the output of block i, -1 the last.",
-            show_default="the end of the encoder, after the final norm",
-        ),
-    ] = None,
-    format: Annotated[
-        str,
-        _vectors(
-            "--format",
-            metavar="parquet|npy|safetensors",
-            help="Files of the vectors; npy has a csv of names beside it.",
-        ),
-    ] = Defaults.format,
-    vector_dtype: Annotated[
-        str, _vectors("--vector-dtype", metavar="TYPE", help="float32 or float16.")
-    ] = Defaults.vector_dtype,
-    norms: Annotated[
-        bool, _vectors("--norms", help="Also write the norms of each layer's tokens.")
-    ] = Defaults.norms,
-    part_rows: Annotated[
-        int,
-        _job(
-            "--part-rows",
-            metavar="N",
-            min=1,
-            help="Rows per part; fewer where a part would exceed 256 MiB.",
-        ),
-    ] = Defaults.part_rows,
-    batch: Annotated[
-        int, _job("--batch", metavar="N", min=1, help="Images per forward pass.")
-    ] = Defaults.batch,
-    workers: Annotated[
-        int | None,
-        _job(
-            "--workers",
-            metavar="N",
-            min=1,
-            help="Number of decoding processes.",
-            show_default="one per core",
-        ),
-    ] = Defaults.workers,
-    timeout: Annotated[
-        float, _job("--timeout", metavar="S", min=0.001, help="Time limit per image, in seconds.")
-    ] = Defaults.timeout_s,
-    memory: Annotated[
-        float,
-        _job("--memory", metavar="GIB", min=0.25, help="Memory of each decoding process."),
-    ] = Defaults.memory_bytes / 2**30,
-    max_pixels: Annotated[
-        int, _job("--max-pixels", metavar="N", min=1, help="Images of more pixels fail.")
-    ] = Defaults.max_pixels,
-    min_side: Annotated[
-        int, _job("--min-side", metavar="N", min=1, help="Images with a shorter side fail.")
-    ] = Defaults.min_side,
-    any_suffix: Annotated[
-        bool, _job("--any-suffix", help="Read every file of a folder, whatever its suffix.")
-    ] = False,
-    shard: Annotated[
-        str, _job("--shard", metavar="I/N", help="Write only every N-th part, from the I-th.")
-    ] = "/".join(map(str, Defaults.shard)),
-    retry_failed: Annotated[
-        bool, _job("--retry-failed", help="Try the failed rows of finished parts again.")
-    ] = Defaults.retry_failed,
-    fail_fast: Annotated[
-        bool, _job("--fail-fast", help="Stop at the first failure.")
-    ] = Defaults.fail_fast,
-    cluster: Annotated[
-        str | None,
-        _job("--cluster", metavar="ray", help="Run on a Ray cluster (extra ray)."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        _job("--address", metavar="HOST:PORT", help="Address of a running cluster; auto finds it."),
-    ] = None,
+    job: JobOptions,
     engine: EngineOption = None,
     background: BackgroundOption = "white",
     output: Annotated[Output, Without(("format",))],  # --format is that of the parts
@@ -204,48 +218,26 @@ def embed(
     check_figure_file(plot, *PAGES)
     if plot:
         check_projection(projection)
-        if not {kind.strip() for kind in tokens.split(",")} - {"patch", "register"}:
+        if not {kind.strip() for kind in job.tokens.split(",")} - {"patch", "register"}:
             raise VitcliError(
-                f"--plot: one vector per image is drawn (got --tokens {tokens})", "--tokens pooled"
+                f"--plot: one vector per image is drawn (got --tokens {job.tokens})",
+                "--tokens pooled",
             )
     color = parse_color(background)
-    wanted = parse_layers(layers) if layers is not None else ()
+    arguments = job.arguments()
     request = dataclasses.replace(model.to_request(), engine=known_engine(engine))
     (loaded,) = load_all([request], by_library=True, print_config=print_config)
-    from vitcli.commands.embed import analysis, job
+    from vitcli.commands.embed import analysis
+    from vitcli.commands.embed.job import thumbnails, vectors_in_plane
 
     if engine == AUTO:
         with status("measuring the engines"):
-            choice = loaded.choose_engine(batch)
+            choice = loaded.choose_engine(job.batch)
         note(choice)
     if loaded.faster_way:
         note(loaded.faster_way)
     with progress("encoding", timed=False, unit="img/s", lines="seconds") as bar:
-        result = analysis.embed(
-            loaded,
-            inputs,
-            out,
-            tokens=tokens,
-            layers=wanted,
-            format=format,
-            vector_dtype=vector_dtype,
-            norms=norms,
-            part_rows=part_rows,
-            batch=batch,
-            background=color,
-            max_pixels=max_pixels,
-            min_side=min_side,
-            any_suffix=any_suffix,
-            workers=workers,
-            timeout_s=timeout,
-            memory_bytes=int(memory * 2**30),
-            shard=shard,
-            retry_failed=retry_failed,
-            fail_fast=fail_fast,
-            cluster=cluster,
-            address=address,
-            progress=bar,
-        )
+        result = analysis.embed(loaded, inputs, out, background=color, progress=bar, **arguments)
     if result.skipped_files:
         first = result.skipped_files[:5]
         kinds = ", ".join(f"{s.count:,} {s.code or 'without suffix'}" for s in first)
@@ -255,8 +247,7 @@ def embed(
         note(f"{result.duplicates:,} repeated inputs: each has one row")
     if plot and result.ok:
         folder = Path(result.out)
-        read = partial(job.thumbnails, folder)
-        draw_plane(job.vectors_in_plane(folder, projection), plot, read)
+        draw_plane(vectors_in_plane(folder, projection), plot, partial(thumbnails, folder))
     note(summary(result))
     show(result, form)
     if result.failed:
