@@ -57,7 +57,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         target = Path(os.path.realpath(path))
         with _part(target, folder=False) as (fd, part):
             if target.exists():
-                part.chmod(stat.S_IMODE(target.stat().st_mode))
+                _set_mode(part, stat.S_IMODE(target.stat().st_mode))
             with os.fdopen(os.dup(fd), "wb") as file:
                 yield file
                 file.flush()
@@ -207,7 +207,12 @@ def as_new(path: Path) -> None:
     """Give `path` the permissions of any new file; safetensors leaves its files to their owner."""
     umask = os.umask(0o077)
     os.umask(umask)
-    path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+    _set_mode(path, (0o777 if path.is_dir() else 0o666) & ~umask)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    with contextlib.suppress(PermissionError):  # FAT and exFAT have no such modes
+        path.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -305,6 +305,22 @@ def test_what_cannot_be_written_is_refused_before_any_image(
         encode_folder(REQUEST, model, Listing((str(folder),), out=folder), folder, FolderOptions())
 
 
+def test_a_drive_without_links_locks_and_modes_holds_a_job(
+    model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """exFAT has none of the three, network drives and mounted buckets lack some."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    run(model, folder, tmp_path / "here")
+    for name in ("fcntl.flock", "os.link", "os.chmod"):
+        monkeypatch.setattr(name, refused)
+    assert run(model, folder, tmp_path / "out").rows_encoded == 15
+    assert run(model, folder, tmp_path / "out").rows_encoded == 0
+    assert files(tmp_path / "out") == files(tmp_path / "here")
+
+
 def test_a_disk_without_room_is_told_with_the_place(
     model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

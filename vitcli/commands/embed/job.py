@@ -24,7 +24,7 @@ from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
 from vitcli.commands.embed.result import Checksums, Manifest, recalled
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
-from vitcli.files import Lock, atomic_write, lock, printable, sha256, try_lock
+from vitcli.files import Lock, as_new, atomic_write, lock, printable, sha256, try_lock
 from vitcli.images.folders import read_layout
 from vitcli.images.pool import decode_within, read_picture
 from vitcli.images.preprocess import small_jpeg
@@ -61,7 +61,11 @@ class Job:
     def write(self, part: int, rows: Rows) -> None:
         """Write a part, then its checksums into the folder's list."""
         self.format.write(self.folder, part, rows, self.about)
-        with lock(self.folder / MANIFEST):  # other shards write theirs
+        try:
+            held = lock(self.folder / MANIFEST)  # other shards write theirs
+        except OSError:
+            held = Lock()  # a file system without locks
+        with held:
             known = {**_checksums(self.folder), str(part): self._digests(part)}
             text = json.dumps(
                 {key: known[key] for key in sorted(known, key=lambda key: (len(key), key))},
@@ -327,11 +331,16 @@ def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        os.link(name, path)
+        as_new(Path(name))
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            return None
+        except OSError:  # exFAT and network drives have no links
+            if path.exists():
+                return None
+            os.replace(name, path)  # noqa: PTH105
         return manifest
-    except FileExistsError:
-        return None
     finally:
         Path(name).unlink(missing_ok=True)
 
