@@ -49,7 +49,9 @@ def test_foreground_is_the_side_that_touches_less_of_the_border() -> None:
     expected[2:5, 3:6] = True
     for sign in (1, -1):
         side = _foreground([image * sign])
-        assert side is not None and torch.equal(side.masks[0], expected) and side.explained > 0.9
+        assert side is not None
+        masks, explained = side
+        assert torch.equal(masks[0], expected) and explained > 0.9
     assert _foreground([torch.ones(4, 4, 3).double()]) is None
 
 

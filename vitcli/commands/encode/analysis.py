@@ -284,7 +284,7 @@ class PrincipalColors:
 
     def add(self, patches: Tensor) -> None:
         """Take patches (n, D) into the fit."""
-        patches = patches.double().cpu()
+        patches = patches.cpu().double()
         self.count += len(patches)
         self.sum = self.sum + patches.sum(0)
         self.products = self.products + patches.T @ patches
@@ -318,12 +318,12 @@ class PrincipalColors:
         """Patch tokens (rows, columns, D) of each image -> colors (rows, columns, 3) in [0, 1]."""
         mean, axes, deviations = self.axes()
         scale = axes / (2 * DEVIATIONS * deviations)
-        return [(0.5 + (image.double().cpu() - mean) @ scale).clamp(0, 1) for image in images]
+        return [(0.5 + (image.cpu().double() - mean) @ scale).clamp(0, 1) for image in images]
 
 
 def cosines_to(vector: Tensor, image: Tensor) -> Tensor:
     """A token (D,) and patch tokens (rows, columns, D) -> their cosines, (rows, columns)."""
-    return F.cosine_similarity(image.double().cpu(), vector.double().cpu(), dim=-1)
+    return F.cosine_similarity(image.cpu().double(), vector.cpu().double(), dim=-1)
 
 
 MOST_SHEETS = 24

@@ -150,7 +150,7 @@ def explore(
         facts = {"width": item.decoded.width, "height": item.decoded.height}
         shown.append({"name": name, **facts, "shown": size, "jpeg": jpeg})
     blocks = [block for number, one in enumerate(seen) for block in one.blocks(number)]
-    page, kept, left_out = _page(shown, seen, blocks, max_bytes)
+    page = _page(shown, seen, blocks, max_bytes)
     progress.line(f"writing {data_size(len(page))} to {out}")
     with atomic_write(out) as file:
         file.write(page)
@@ -167,10 +167,10 @@ def explore(
                 directions=one.directions,
                 cosine_error=one.cosine_error,
                 attention_error=1 / 510,
-                kept=tuple(kept[number]),
-                left_out=tuple(left_out[number]),
+                kept=tuple(one.kept),
+                left_out=tuple(one.left_out),
             )
-            for number, one in enumerate(seen)
+            for one in seen
         ),
     )
 
@@ -245,6 +245,9 @@ class Seen:
     """By kind and layer, for each image: bytes and their scales; empty where too large."""
     directions: int = 0
     cosine_error: float = 0.0
+    kept: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What the page shows of it, and what does not fit."""
 
     @torch.inference_mode()
     def look(self, item: Prepared) -> None:
@@ -360,10 +363,8 @@ def quantized(rows: Array, *, signed: bool) -> tuple[Array, Array]:
 
 def _page(
     shown: list[dict[str, Any]], seen: Sequence[Seen], blocks: Sequence[Block], max_bytes: int
-) -> tuple[bytes, list[list[str]], list[list[str]]]:
-    """The page with the blocks that fit, by rank; for each encoder what is kept and left out."""
-    kept: list[list[str]] = [[] for _ in seen]
-    left_out: list[list[str]] = [[] for _ in seen]
+) -> bytes:
+    """The page with the blocks that fit, by rank."""
     data: list[dict[str, Any]] = []
     encoders = [
         {
@@ -377,9 +378,9 @@ def _page(
             "boxes": one.boxes,
             "directions": one.directions,
             "cosine_error": one.cosine_error,
-            "left_out": left_out[number],
+            "left_out": one.left_out,
         }
-        for number, one in enumerate(seen)
+        for one in seen
     ]
     meta = {"images": shown, "encoders": encoders, "data": data}
     names = sum(len(block.what) + 8 for block in blocks)
@@ -399,15 +400,15 @@ def _page(
         if raw and size <= room:
             room -= size
             data.append(entry)
-            kept[block.encoder].append(block.what)
+            seen[block.encoder].kept.append(block.what)
         elif block.rank[0] == 0:
             raise VitcliError(
                 f"--max-size {max_bytes / MEBIBYTE:g}: too small for the features of these images",
                 f"--max-size {2 * max_bytes / MEBIBYTE:g}, or fewer images or --layers",
             )
         else:
-            left_out[block.encoder].append(block.what)
-    return _filled(meta), kept, left_out
+            seen[block.encoder].left_out.append(block.what)
+    return _filled(meta)
 
 
 def _filled(meta: dict[str, Any]) -> bytes:

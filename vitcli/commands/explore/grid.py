@@ -27,7 +27,6 @@ from vitcli.images.preprocess import Box
 from vitcli.loading import as_model
 from vitcli.measures import all_finite
 from vitcli.model import Model, Prepared, covered_box, model_info, stacked
-from vitcli.nn.encoder import hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
 
 
@@ -114,30 +113,14 @@ def grid(
     return GridResult(names, tuple(failed), tuple(rows))
 
 
-@torch.inference_mode()
 def _tokens(model: Model, item: Prepared, layers: Sequence[int]) -> dict[int, Tensor]:
     """By layer: the patch tokens (rows, columns, D) of one image."""
-    points = [module for _, module in layer_points(model.encoder)]
-    pixels = stacked(model, [item])
-    kept: list[Tensor] = []
-    with hooked([(points[layer], kept.append) for layer in layers]):
-        model.encoder(pixels)
-    shape, prefix = model.encoder.front_end.grid(pixels), model.encoder.prefix_tokens
-    found = {}
-    for layer, tokens in zip(layers, kept, strict=True):
-        if not all_finite(tokens):
+    found = model.features(stacked(model, [item]), layers).layers
+    tokens = {layer: found[layer].patches[0].cpu().double() for layer in layers}
+    for layer, patches in tokens.items():
+        if not all_finite(patches):
             raise not_finite(model, f"layer {layer}")
-        found[layer] = tokens[0, prefix:].double().cpu().unflatten(0, shape)
-    return found
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Which patches are foreground."""
-
-    masks: list[Tensor]
-    """(rows, columns) booleans, for each image."""
-    explained: float
+    return tokens
 
 
 def _row(
@@ -148,9 +131,8 @@ def _row(
     foreground: bool,
 ) -> GridRow:
     side = _foreground([image[layers[-1]] for image in tokens]) if foreground else None
-    masks = (
-        side.masks if side else [torch.ones(image[layers[0]].shape[:2]).bool() for image in tokens]
-    )
+    everywhere = [torch.ones(image[layers[0]].shape[:2]).bool() for image in tokens]
+    masks, separated = side or (everywhere, None)
     tokens = _standardized(layers, tokens, masks)
     fit = PrincipalColors()
     for image, mask in zip(tokens, masks, strict=True):
@@ -174,7 +156,7 @@ def _row(
         boxes=tuple(boxes),
         explained=fit.explained(),
         foreground=float(share) if side else None,
-        foreground_explained=side.explained if side else None,
+        foreground_explained=separated,
         panels=tuple(panels),
     )
 
@@ -196,10 +178,11 @@ def _standardized(
     return found
 
 
-def _foreground(images: Sequence[Tensor]) -> _Side | None:
+def _foreground(images: Sequence[Tensor]) -> tuple[list[Tensor], float] | None:
     """The side of the first component, from its mean, that touches less of the images' border.
 
-    None where patches do not vary or one side is empty.
+    A mask (rows, columns) of each image, and the share of variance along the component; None where
+    patches do not vary or one side is empty.
     """
     fit = PrincipalColors()
     for image in images:
@@ -215,4 +198,4 @@ def _foreground(images: Sequence[Tensor]) -> _Side | None:
     masks = along if edge <= count / 2 else [~mask for mask in along]
     if not any(bool(mask.any()) for mask in masks):
         return None
-    return _Side(masks, fit.explained()[0])
+    return masks, fit.explained()[0]
