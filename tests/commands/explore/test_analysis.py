@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import zlib
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests.commands.explore.sources import TINY, pictures, tiny
 from vitcli.cli import app
 from vitcli.commands.explore.analysis import choose_layers, explore, quantized
+from vitcli.commands.explore.grid import grid
+from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import data_size
 
@@ -151,3 +155,20 @@ def test_the_command_says_the_size_before_it_writes(tmp_path: Path) -> None:
     assert done.exit_code == 1 and len(json.loads(done.stdout)["failed"]) == 1
     done = CliRunner().invoke(app, [*arguments, "--layers", "1,x", "--out", "q.html"])
     assert done.exit_code == 2 and "--layers 1,x" in done.stderr
+
+
+def test_an_image_that_one_encoder_refuses_is_left_out_for_both(tmp_path: Path) -> None:
+    """The smart resize refuses a longer side of more than 200 times the shorter."""
+    config = PreprocessConfig(
+        resize="smart", resize_size=None, multiple=32, min_pixels=32 * 32, max_pixels=64 * 64
+    )
+    picky = dataclasses.replace(tiny(patch=8, seed=1), known_preprocessing=config)
+    narrow = tmp_path / "narrow.png"
+    Image.new("RGB", (402, 2)).save(narrow)
+    file = pictures(tmp_path)[0]
+    for models in ([tiny(), picky], [picky, tiny()]):
+        page = explore(models, [str(narrow), file], tmp_path / "p.html")
+        assert page.images == (Path(file).name,)
+        assert [(one.path, one.code) for one in page.failed] == [(str(narrow), "unsupported")]
+        assert [len(one.grids) for one in page.encoders] == [1, 1]
+        assert grid(models, [str(narrow), file]).images == (file,)

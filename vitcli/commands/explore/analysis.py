@@ -128,20 +128,21 @@ def explore(
         VitcliError: no encoder or more than two, a layer that an encoder does not have, no image
             that could be read, features that are not finite, or a page that cannot be so small.
     """
-    named = model_list(models)
-    if not 1 <= len(named) <= 2:
-        raise VitcliError(f"explore: is for 1 or 2 encoders (got {len(named)})", "name one or two")
-    out, images = Path(out), picture_list(images)
+    loaded, images = models_of(models), picture_list(images)
+    if not 1 <= len(loaded) <= 2:
+        raise VitcliError(f"explore: is for 1 or 2 encoders (got {len(loaded)})", "name one or two")
+    out = Path(out)
     check_output(out, ".html", ".htm", option="--out")
+    chosen = [choose_layers(model, layers) for model in loaded]
+    hint = f"vitcli explore photo.jpg --out {out}"
+    prepared, failed = read_images(loaded, images, background, "explore", hint)
+    pictures = prepared[0]
     seen: list[Seen] = []
-    for number, model in enumerate(map(as_model, named)):
-        chosen = choose_layers(model, layers)
-        hint = f"vitcli explore photo.jpg --out {out}"
-        pictures, failed = read_images(model, images, background, "explore", hint)
-        encoder = Seen(model, chosen, 4 * max_bytes // len(pictures))
-        for place, item in enumerate(pictures, start=1):
+    for number, (model, numbers) in enumerate(zip(loaded, chosen, strict=True)):
+        encoder = Seen(model, numbers, 4 * max_bytes // len(pictures))
+        for place, item in enumerate(prepared[number], start=1):
             encoder.look(item)
-            progress(number * len(pictures) + place, len(named) * len(pictures))
+            progress(number * len(pictures) + place, len(loaded) * len(pictures))
         seen.append(encoder)
     names = [PurePath(item.path).name for item in pictures]
     shown = []
@@ -175,26 +176,34 @@ def explore(
     )
 
 
-def model_list(models: Source | Sequence[Source]) -> list[Source]:
-    """One encoder or several as a list."""
-    return [models] if isinstance(models, Model | str | os.PathLike) else [*models]
+def models_of(models: Source | Sequence[Source]) -> list[Model]:
+    """One encoder or several, loaded."""
+    many = [models] if isinstance(models, Model | str | os.PathLike) else models
+    return [as_model(model) for model in many]
 
 
 def read_images(
-    model: Model, images: Pictures, background: Color, command: str, hint: str
-) -> tuple[list[Prepared], list[FailedImage]]:
-    """The images of a call as this encoder reads them, and those that cannot be read.
+    models: Sequence[Model], images: Pictures, background: Color, command: str, hint: str
+) -> tuple[list[list[Prepared]], list[FailedImage]]:
+    """The images that all encoders can read, as each of them reads them, and the rest.
 
     Raises:
-        VitcliError: none can be read.
+        VitcliError: there are none.
     """
     failed: list[FailedImage] = []
-    batches = image_batches(model, images, background, failed)
-    prepared = [item for batch in batches for item in batch]
-    if not prepared:
+    read: list[list[Prepared]] = []
+    for model in models:
+        unread: list[FailedImage] = []
+        batches = image_batches(model, images, background, unread)
+        read.append([item for batch in batches for item in batch])
+        known = {one.path for one in failed}
+        failed += [one for one in unread if one.path not in known]
+    lost = {one.path for one in failed}
+    read = [[item for item in prepared if item.path not in lost] for prepared in read]
+    if not read[0]:
         what = f"{command}: no image could be read; the first error: {failed[0].error}"
         raise VitcliError(what, hint, exit_code=1)
-    return prepared, failed
+    return read, failed
 
 
 def choose_layers(model: Model, layers: Sequence[int] | None) -> list[int]:

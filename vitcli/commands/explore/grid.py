@@ -15,16 +15,10 @@ import torch
 from torch import Tensor
 
 from vitcli.commands.encode.analysis import PrincipalColors, not_finite
-from vitcli.commands.explore.analysis import (
-    Source,
-    choose_layers,
-    model_list,
-    read_images,
-)
+from vitcli.commands.explore.analysis import Source, choose_layers, models_of, read_images
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box
-from vitcli.loading import as_model
 from vitcli.measures import all_finite
 from vitcli.model import Model, Prepared, covered_box, model_info, stacked
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
@@ -93,23 +87,23 @@ def grid(
         VitcliError: a layer that an encoder does not have, no image that could be read, or
             features that are not finite.
     """
-    named, images = model_list(models), picture_list(images)
-    if not named:
+    loaded, images = models_of(models), picture_list(images)
+    if not loaded:
         raise VitcliError("grid: no encoder", "name at least one")
+    chosen = [choose_layers(model, layers) for model in loaded]
+    hint = "vitcli grid photo.jpg --plot grid.png"
+    prepared, failed = read_images(loaded, images, background, "grid", hint)
     rows: list[GridRow] = []
-    for number, model in enumerate(map(as_model, named)):
-        chosen = choose_layers(model, layers)
-        hint = "vitcli grid photo.jpg --plot grid.png"
-        pictures, failed = read_images(model, images, background, "grid", hint)
+    for number, (model, pictures) in enumerate(zip(loaded, prepared, strict=True)):
         tokens: list[dict[int, Tensor]] = []
         boxes: list[Box] = []
         for place, item in enumerate(pictures, start=1):
-            tokens.append(_tokens(model, item, chosen))
-            rows_columns = tokens[-1][chosen[0]].shape[:2]
+            tokens.append(_tokens(model, item, chosen[number]))
+            rows_columns = tokens[-1][chosen[number][0]].shape[:2]
             boxes.append(covered_box(model, item, (rows_columns[0], rows_columns[1])))
-            progress(number * len(pictures) + place, len(named) * len(pictures))
-        rows.append(_row(model, chosen, tokens, boxes, foreground))
-    names = tuple(item.path for item in pictures)
+            progress(number * len(pictures) + place, len(loaded) * len(pictures))
+        rows.append(_row(model, chosen[number], tokens, boxes, foreground))
+    names = tuple(item.path for item in prepared[0])
     return GridResult(names, tuple(failed), tuple(rows))
 
 
