@@ -266,13 +266,15 @@ def vectors_in_plane(folder: Path, by: str = "pca") -> Plane:
     """
     job = open_job(folder)
     column = vector_column(job.settings)
-    chosen, size = set(evenly(job.inputs.count)), job.inputs.part_rows
+    chosen = set(evenly(job.inputs.count))
     entries: list[Entry] = []
     vectors: list[np.ndarray] = []
     for part in range(job.inputs.parts):
         rows = job.read(part)
-        for place, entry in enumerate(job.inputs.read(part) if rows else ()):
-            if part * size + place in chosen and rows and rows.good[place]:
+        if rows is None:
+            continue
+        for place, (entry, good) in enumerate(zip(job.inputs.read(part), rows.good, strict=True)):
+            if good and rows.first + place in chosen:
                 entries.append(entry)
                 vectors.append(rows.arrays[column][place])
     names = [entry.name for entry in entries]
