@@ -59,6 +59,17 @@ def test_globs_match_unless_a_file_has_that_name(
         names("*.gif")
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/photos", "gs://b/*.jpg", "https://x.org/a.jpg"])
+def test_a_url_is_refused_unless_a_file_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    with pytest.raises(VitcliError, match="is a URL"):
+        names(url)
+    monkeypatch.chdir(tmp_path)
+    touch(tmp_path / url)
+    assert names(url, tmp_path / "none.jpg") != []
+
+
 def test_lists_are_lines_or_nul_separated(tmp_path: Path) -> None:
     lines = tmp_path / "lines.txt"
     lines.write_bytes(b"b.jpg\r\n\na*.jpg\nc\xff.jpg")

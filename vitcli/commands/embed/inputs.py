@@ -13,6 +13,7 @@ import hashlib
 import heapq
 import itertools
 import os
+import re
 import sqlite3
 import stat
 import sys
@@ -30,6 +31,7 @@ from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.folders import Walk, class_order, read_layout
 from vitcli.images.sources import Entry
 
+_URL = re.compile(r"[a-zA-Z][\w+.-]+://")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 16
 """Bytes of one line of a list; no system has longer paths."""
@@ -79,6 +81,11 @@ class Listing:
             yield from _list_file(text[1:], walk)
         elif is_folder(text):
             yield from walk.folder(text, "" if self.root else _as_prefix(text))
+        elif _URL.match(text) and not os.path.lexists(text):
+            raise VitcliError(
+                f"{printable(text)}: is a URL (expected a path on this machine)",
+                "download the images, and name their folder",
+            )
         elif os.path.lexists(text) or not glob.has_magic(text):
             yield from walk.file(text, text)
         else:
