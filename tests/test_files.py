@@ -18,13 +18,13 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_folder, atomic_write, is_held, lock, printable, try_lock
 
 WRITER = """
-import sys, time
+import signal
 from vitcli.files import atomic_folder, atomic_write
 place = {place}
 with {how}(place) as part:
     (part / "x").write_text("half") if {how} is atomic_folder else part.write(b"half")
     print("writing", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
@@ -159,12 +159,12 @@ def test_a_lock_is_held_by_one_and_free_when_its_process_is_killed(
 ) -> None:
     path = tmp_path / "lock"
     code = (
-        "import sys, time, pathlib\n"
+        "import signal, sys, pathlib\n"
         f"if {other}: sys.modules['fcntl'] = None\n"
         "from vitcli.files import lock\n"
         f"held = lock(pathlib.Path({str(path)!r}))\n"
         "print('held', flush=True)\n"
-        "time.sleep(60)"
+        "signal.pause()"
     )
     hidden = f"import sys\nif {other}: sys.modules['fcntl'] = None\n"
     ask = (
