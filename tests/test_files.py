@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,16 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_folder, atomic_write, is_held, lock, printable, try_lock
 
 WRITER = """
-import signal
+import sys
 from vitcli.files import atomic_folder, atomic_write
 place = {place}
 with {how}(place) as part:
     (part / "x").write_text("half") if {how} is atomic_folder else part.write(b"half")
     print("writing", flush=True)
-    signal.pause()
+    sys.stdin.read()
 """
+
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 def write(path: Path, content: bytes = b"new") -> None:
@@ -137,7 +140,7 @@ def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_rerun_removes_what_a_killed_writer_left(tmp_path: Path, how: str, name: str) -> None:
     place = tmp_path / name
     code = WRITER.format(place=f"__import__('pathlib').Path({str(place)!r})", how=how)
-    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    writer = subprocess.Popen([sys.executable, "-c", code], **PIPES)
     assert writer.stdout
     assert writer.stdout.readline() == b"writing\n"
     with getattr(files, how)(place) as part:  # beside a writer that lives
@@ -159,12 +162,12 @@ def test_a_lock_is_held_by_one_and_free_when_its_process_is_killed(
 ) -> None:
     path = tmp_path / "lock"
     code = (
-        "import signal, sys, pathlib\n"
+        "import sys, pathlib\n"
         f"if {other}: sys.modules['fcntl'] = None\n"
         "from vitcli.files import lock\n"
         f"held = lock(pathlib.Path({str(path)!r}))\n"
         "print('held', flush=True)\n"
-        "signal.pause()"
+        "sys.stdin.read()"
     )
     hidden = f"import sys\nif {other}: sys.modules['fcntl'] = None\n"
     ask = (
@@ -177,13 +180,12 @@ def test_a_lock_is_held_by_one_and_free_when_its_process_is_killed(
         done = subprocess.run([sys.executable, "-Wignore", "-c", ask], stdout=subprocess.PIPE)
         return done.stdout.decode().split()
 
-    holder = subprocess.Popen([sys.executable, "-Wignore", "-c", code], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-Wignore", "-c", code], **PIPES)
     assert holder.stdout
     assert holder.stdout.readline() == b"held\n"
     assert asked() == ["True", "True"]
     holder.kill()
-    holder.wait()
-    holder.stdout.close()
+    holder.communicate()
     assert asked() == ["False", "False"]
 
 
