@@ -148,8 +148,7 @@ def test_a_rerun_removes_what_a_killed_writer_left(tmp_path: Path, how: str, nam
         part.joinpath("x").touch() if how == "atomic_folder" else part.write(b"1")
     assert len(list(tmp_path.iterdir())) == 2
     writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    writer.stdout.close()
+    writer.communicate()
     place.unlink() if how == "atomic_write" else (place / "x").unlink()
     with getattr(files, how)(place):
         pass
