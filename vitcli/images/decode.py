@@ -311,10 +311,7 @@ def is_quick(path: str | os.PathLike[str]) -> bool:
             if not signature or signature.name not in _PLAIN:
                 return head.startswith(b"BM")
             with _pillow_limits(MAX_PIXELS), _identify(file) as image:
-                passes = 1
-                if image.format in ("JPEG", "MPO") and _has_scans(file, image):
-                    passes = _scans(file)
-                return passes * image.width * image.height <= _QUICK_PIXELS
+                return _passes(file, image) * image.width * image.height <= _QUICK_PIXELS
     except Exception:  # `decode` meets the same at once, and has the words
         return True
 
@@ -393,8 +390,7 @@ def _decode(file: IO[bytes], label: str, background: tuple[int, int, int]) -> De
             ) from error
         raise ImageError("unsupported", f"{label}: not an image in a supported format") from error
     with image:
-        jpeg = image.format in ("JPEG", "MPO") and _has_scans(file, image)
-        if jpeg and _scans(file) > _MOST_SCANS:
+        if _passes(file, image) > _MOST_SCANS:
             raise ImageError("corrupt", f"{label}: a JPEG of more than {_MOST_SCANS} scans")
         return _upright_rgb(image, background)
 
@@ -425,6 +421,12 @@ def _upright_rgb(image: Image.Image, background: tuple[int, int, int]) -> Decode
     if orientation in _UPRIGHT:
         rgb = rgb.transpose(_UPRIGHT[orientation])
     return DecodedImage(rgb, mode, rgb.width, rgb.height, kind, orientation, has_alpha)
+
+
+def _passes(file: IO[bytes], image: Image.Image) -> int:
+    """Scans of a JPEG that libjpeg reads one after another; 1 for all else."""
+    jpeg = image.format in ("JPEG", "MPO") and _has_scans(file, image)
+    return _scans(file) if jpeg else 1
 
 
 def _has_scans(file: IO[bytes], image: Image.Image) -> bool:
