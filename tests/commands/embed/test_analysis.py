@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 def run(model: Model, inputs: Path | list[str], out: Path, **options: Any) -> FolderResult:
     texts = [str(inputs)] if isinstance(inputs, Path) else inputs
     options = {"part_rows": 4, "batch": 3, "workers": 1} | options
-    return encode_folder(REQUEST, model, Listing(tuple(texts)), out, FolderOptions(**options))
+    return encode_folder(model, Listing(tuple(texts)), out, FolderOptions(**options))
 
 
 def rows_of(out: Path) -> list[Rows]:
@@ -302,7 +302,7 @@ def test_what_cannot_be_written_is_refused_before_any_image(
     with pytest.raises(VitcliError, match="no images in"):
         run(model, tmp_path / "none", tmp_path / "out")
     with pytest.raises(VitcliError, match="is also the folder of the images"):
-        encode_folder(REQUEST, model, Listing((str(folder),), out=folder), folder, FolderOptions())
+        encode_folder(model, Listing((str(folder),), out=folder), folder, FolderOptions())
 
 
 def test_a_drive_without_links_locks_and_modes_holds_a_job(
@@ -345,7 +345,6 @@ def test_rows_of_an_earlier_run_are_there_before_the_rate_is_reckoned(
     def reported() -> list[tuple[int, int, str]]:
         calls.clear()
         encode_folder(
-            REQUEST,
             model,
             Listing((str(folder),)),
             tmp_path / "out",
@@ -403,7 +402,7 @@ def test_a_setting_that_is_none_and_came_later_makes_no_other_job(
 
     def embed() -> FolderResult:
         options = FolderOptions(workers=1, part_rows=8, batch=4)
-        return encode_folder(REQUEST, model, Listing((str(folder),)), tmp_path / "out", options)
+        return encode_folder(model, Listing((str(folder),)), tmp_path / "out", options)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "settings", of_before)
@@ -460,7 +459,6 @@ def test_the_size_of_patch_grids_is_said_before_they_are_made(
     progress = Quiet()
     progress.line = said.append  # type: ignore[method-assign]
     encode_folder(
-        REQUEST,
         model,
         Listing((str(folder),)),
         tmp_path / "out",
@@ -476,7 +474,7 @@ def test_shapes_cost_one_pass_over_zeros(model: Model, folder: Path, tmp_path: P
     sizes: list[int] = []
     hook = model.encoder.register_forward_hook(lambda _, given, out: sizes.append(len(given[0])))
     options = FolderOptions(workers=1, batch=16)
-    encode_folder(REQUEST, model, Listing((str(folder),)), tmp_path / "out", options)
+    encode_folder(model, Listing((str(folder),)), tmp_path / "out", options)
     hook.remove()
     assert sizes == [1, 15]
 

@@ -45,7 +45,7 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
     listing: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, options = load_model(REQUEST), FolderOptions(part_rows=4, batch=2, workers=1)
-    encode_folder(REQUEST, model, listing, tmp_path / "local", options)
+    encode_folder(model, listing, tmp_path / "local", options)
     killed = tmp_path / "killed"
 
     class Dying(PartActor):
@@ -61,7 +61,7 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
 
     monkeypatch.setattr(ray_cluster, "PartActor", Dying)
     out = tmp_path / "cluster"
-    result = encode_folder(REQUEST, model, listing, out, options, work=on_ray(REQUEST, None))
+    result = encode_folder(model, listing, out, options, work=on_ray(None))
     assert killed.exists()
     assert (result.rows, result.ok, result.parts) == (15, 14, 4)
     local = {p.name: p.read_bytes() for p in (tmp_path / "local").iterdir()}
@@ -69,8 +69,6 @@ def test_a_cluster_gives_the_same_bytes_and_a_killed_worker_loses_nothing(
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once(listing: Listing, tmp_path: Path) -> None:
-    work = on_ray(REQUEST, "127.0.0.1:1")
+    work = on_ray("127.0.0.1:1")
     with pytest.raises(VitcliError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
-        encode_folder(
-            REQUEST, load_model(REQUEST), listing, tmp_path / "out", FolderOptions(), work=work
-        )
+        encode_folder(load_model(REQUEST), listing, tmp_path / "out", FolderOptions(), work=work)

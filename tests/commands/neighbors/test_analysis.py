@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "in/bad.png").write_bytes(b"no")
     options = FolderOptions(part_rows=5, workers=1)
     listing = Listing((str(place / "in"),))
-    encode_folder(REQUEST, load_model(REQUEST), listing, place / "out", options)
+    encode_folder(load_model(REQUEST), listing, place / "out", options)
     return place
 
 
@@ -99,7 +99,7 @@ def test_one_of_the_images_is_known_under_every_path_to_it(
     # Names as they were given, here two relative ones and an absolute one.
     monkeypatch.chdir(place)
     names = ("./in/d/01.png", "in/d/02.png", str(place / "in/d/03.png"))
-    encode_folder(REQUEST, load_model(REQUEST), Listing(names), tmp_path / "v", FolderOptions())
+    encode_folder(load_model(REQUEST), Listing(names), tmp_path / "v", FolderOptions())
     for number in (1, 2, 3):
         by_name = [f"in/d/{number:02d}.png", f"./in/d/{number:02d}.png"]
         for asked in (*by_name, str(place / by_name[0])):
@@ -170,7 +170,7 @@ def test_classes_are_counted_and_frame_equal_thumbnails(tmp_path: Path) -> None:
             pixels = (level + rng.integers(0, 30, (*size, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / f"in/{name}/{number}.png")
     inputs = Listing((str(tmp_path / "in"),))
-    encode_folder(REQUEST, load_model(REQUEST), inputs, tmp_path / "out", FolderOptions())
+    encode_folder(load_model(REQUEST), inputs, tmp_path / "out", FolderOptions())
     result = neighbors(tmp_path / "out", "light/1.png", count=7)
     assert (result.label, result.same_class) == ("light", 3)
     assert result.class_share == pytest.approx(3 / 7)
@@ -202,7 +202,7 @@ def test_a_folder_of_the_first_release_is_read_and_not_written(place: Path, tmp_
         assert found.neighbours == expected.neighbours
     listing = Listing((str(place / "in"),))
     with pytest.raises(VitcliError, match="vectors of the first release") as caught:
-        encode_folder(REQUEST, load_model(REQUEST), listing, old, FolderOptions(part_rows=5))
+        encode_folder(load_model(REQUEST), listing, old, FolderOptions(part_rows=5))
     assert caught.value.exit_code == 2
     (old / "part-00001.parquet").write_bytes((old / "part-00002.parquet").read_bytes())
     with pytest.raises(VitcliError, match=r"part-00001\.parquet: its rows are of other images"):

@@ -31,7 +31,6 @@ from vitcli.commands.embed.result import (
     parse_shard,
     remembered,
 )
-from vitcli.config.load import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
@@ -120,8 +119,6 @@ def embed(
             job, or with `fail_fast` the first image that failed.
     """
     loaded = as_model(model, by_library=True)
-    if loaded.request is None:
-        raise VitcliError("model: its source is unknown", "load it with vitcli.load(...)")
     many = [inputs] if isinstance(inputs, str | os.PathLike) else [*inputs]
     kinds = tokens.split(",") if isinstance(tokens, str) else [*tokens]
     options = FolderOptions(
@@ -153,12 +150,11 @@ def embed(
     if cluster:
         from vitcli.commands.embed.ray_cluster import on_ray
 
-        work = on_ray(loaded.request, address)
-    return encode_folder(loaded.request, loaded, listing, folder, options, progress, work)
+        work = on_ray(address)
+    return encode_folder(loaded, listing, folder, options, progress, work)
 
 
 def encode_folder(
-    request: ModelRequest,
     model: Model,
     listing: Listing,
     out: Path,
@@ -168,7 +164,7 @@ def encode_folder(
 ) -> FolderResult:
     """Encode this shard's share of a listing into `out`, going on where an earlier run stopped.
 
-    `request` is what `model` was loaded from; `work` makes the rows of parts, here by default.
+    `work` makes the rows of parts, here by default.
 
     The sorted inputs are cut into parts of `part_rows` and these into batches of `batch`, whatever
     fails, so that every vector is computed in the same place of the same shape of batch and a part
@@ -178,10 +174,13 @@ def encode_folder(
         VitcliError: as `embed`.
     """
     start = time.perf_counter()
+    if model.request is None:
+        raise VitcliError("model: its source is unknown", "load it with vitcli.load(...)")
+    request = remembered(model.request)
     check_format(options.format, options.vector_dtype)
     options, arrays = checked(model, options)
     with only_writer(out, shared=options.shard[1] > 1), _threads() as before:
-        job = begin_job(request, model, listing, out, options, arrays, before, progress.line)
+        job = begin_job(model, request, listing, out, options, arrays, before, progress.line)
         torch.set_num_threads(job.threads)
         numbers = range(options.shard[0] - 1, job.inputs.parts, options.shard[1])
         share = Share(sum(map(job.inputs.rows_of, numbers)), progress)
@@ -239,8 +238,8 @@ def _counts(counter: Counter[str]) -> tuple[FailureCount, ...]:
 
 
 def begin_job(
-    request: ModelRequest,
     model: Model,
+    request: dict[str, Any],
     listing: Listing,
     out: Path,
     options: FolderOptions,
@@ -274,7 +273,7 @@ def begin_job(
         say(f"{inputs.count:,} images give about {total / 2**30:,.2f} GiB of vectors{half}")
     root = str(Path(listing.root or ".").resolve())
     identity = settings(model, options, arrays)
-    return begin(out, inputs, identity, root, threads, remembered(request))
+    return begin(out, inputs, identity, root, threads, request)
 
 
 _LARGE_BYTES = 2**30

@@ -7,7 +7,6 @@ import logging
 import os
 import pickle
 import socket
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from vitcli.commands.embed.encoder import PartEncoder
 from vitcli.commands.embed.job import Job
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions, recalled, remembered
-from vitcli.config.load import ModelRequest
 from vitcli.errors import VitcliError, install_extra
 from vitcli.images.sources import Entry
 from vitcli.loading import load_model
@@ -43,7 +41,7 @@ class PartActor:
         model = load_model(recalled(request), by_library=True)
         if weights_digest(model.encoder) != settings["weights_sha256"]:
             raise ValueError(f"{model.weights}: other weights on this machine")
-        self.encoder = PartEncoder(model, options, settings["columns"], _quiet)
+        self.encoder = PartEncoder(model, options, settings["columns"], lambda *_: None)
         self.pool = decode_pool(model, options, options.workers or threads)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +55,7 @@ class PartActor:
         return {"part": row["part"], "rows": pickle.dumps(done)}
 
 
-def _quiet(done: int, failures: Counter[str]) -> None:
-    """Nobody watches inside an actor."""
-
-
-def on_ray(request: ModelRequest, address: str | None) -> Work:
+def on_ray(address: str | None) -> Work:
     """How `encode_folder` has its parts made on a cluster: at `address`, or one of its own here.
 
     The images must be found at the same absolute paths on every machine; the output is written
@@ -79,7 +73,7 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
             return
         ray = _connect(address)
         try:
-            yield from _spread(ray, request, model, job, parts, options)
+            yield from _spread(ray, model, job, parts, options)
         finally:
             ray.shutdown()
 
@@ -88,7 +82,6 @@ def on_ray(request: ModelRequest, address: str | None) -> Work:
 
 def _spread(
     ray: Any,
-    request: ModelRequest,
     model: Model,
     job: Job,
     parts: Sequence[tuple[int, bool]],
@@ -99,7 +92,8 @@ def _spread(
     gpu = model.device.type == "cuda"
     places = int(there.get("GPU", 0) if gpu else there.get("CPU", 1) // job.threads)
     needs = {"num_gpus": 1} if gpu else {"num_cpus": min(job.threads, there.get("CPU", 1))}
-    same = remembered(dataclasses.replace(request, device=model.device.type))
+    assert model.request is not None  # `encode_folder` has refused it
+    same = remembered(dataclasses.replace(model.request, device=model.device.type))
     sent = dataclasses.replace(options, fail_fast=False)  # decided here, where rows arrive
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
