@@ -57,7 +57,9 @@ def test_the_answer_as_a_table_and_as_json(photos: Path, tmp_path: Path) -> None
     assert "05.png: truncated: the file is empty" in first.stdout
     assert "left out: 1 .txt" in first.stderr
     assert "23 rows in 6 parts read back" in first.stderr
-    again = json.loads(run(photos, "--out", tmp_path / "out", *SMALL, "--json", code=1).stdout)
+    second = run(photos, "--out", tmp_path / "out", *SMALL, "--json", code=1)
+    assert "--retry-failed" in second.stderr and "--retry-failed" not in first.stderr
+    again = json.loads(second.stdout)
     assert (again["rows"], again["ok"], again["parts"], again["rows_encoded"]) == (23, 22, 6, 0)
     assert again["failures"] == [{"code": "truncated", "count": 1}]
     assert f"{again['engine']} engine, float32 on cpu" in first.stdout

@@ -245,6 +245,8 @@ def embed(
         note(f"left out: {kinds}{more}; --any-suffix reads every file that is not hidden")
     if result.duplicates:
         note(f"{result.duplicates:,} repeated inputs: each has one row")
+    if result.failed and not result.rows_encoded:
+        note("every part was there already; --retry-failed tries the images that failed again")
     if plot and result.ok:
         folder = Path(result.out)
         draw_plane(vectors_in_plane(folder, projection), plot, partial(thumbnails, folder))
