@@ -242,7 +242,7 @@ def select_tokens(model: Model, output: EncoderOutput, kind: str) -> np.ndarray:
     deepstack (B, K, cells, width).
     """
     c = model.config.encoder
-    places = {
+    places: dict[str, int | slice] = {
         "cls": 0,
         "dist": int(c.cls_token),
         "register": slice(c.cls_token + c.dist_token, c.prefix_tokens),
