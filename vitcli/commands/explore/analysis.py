@@ -12,6 +12,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
@@ -392,8 +393,9 @@ def _page(
         for one in seen
     ]
     meta = {"images": shown, "encoders": encoders, "data": data}
+    fill = partial(filled_page, "vitcli.commands.explore", "page.html")
     names = sum(len(block.what) + 8 for block in blocks)
-    room = max_bytes - len(_filled(meta)) - names
+    room = max_bytes - len(fill(meta)) - names
     for block in sorted(blocks, key=lambda block: block.rank):
         raw = b"".join(np.ascontiguousarray(array).tobytes() for array in block.arrays)
         packed = base64.b64encode(zlib.compress(raw, 6)).decode()
@@ -417,8 +419,4 @@ def _page(
             )
         else:
             seen[block.encoder].left_out.append(block.what)
-    return _filled(meta)
-
-
-def _filled(meta: dict[str, Any]) -> bytes:
-    return filled_page("vitcli.commands.explore", "page.html", meta)
+    return fill(meta)
