@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import shlex
 from pathlib import Path
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 
 class VitcliError(Exception):
@@ -32,14 +28,6 @@ def install_extra(name: str) -> str:
 
 
 def _checkout() -> Path | None:
-    """The folder that was installed with `pip install -e`, or from which this runs uninstalled."""
-    try:
-        recorded = importlib.metadata.distribution("vitcli").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        recorded = None
-    if recorded:
-        source = json.loads(recorded)
-        if source.get("dir_info", {}).get("editable"):
-            return Path(url2pathname(urlparse(source["url"]).path))
+    """The folder from which this runs: installed with `pip install -e`, or not at all."""
     here = Path(__file__).resolve().parent.parent
     return here if (here / "pyproject.toml").is_file() else None
