@@ -87,18 +87,17 @@ SAMPLE = 512
 """Patches whose cosines to each other are checked."""
 LARGEST_MAP = 2**22
 """Values of one attention matrix; beyond it only attention from CLS is kept."""
-WHAT = {
-    "features": "features",
-    "colors": "features as colors",
-    "norms": "norms",
-    "cls": "attention from CLS by head",
-    "cls_rollout": "rollout from CLS",
-    "mean": "attention from patches, mean of heads",
-    "rollout": "rollout from patches",
-    "heads": "attention from patches by head",
+KINDS = {
+    "features": (0, "features"),
+    "colors": (0, "features as colors"),
+    "norms": (0, "norms"),
+    "cls": (1, "attention from CLS by head"),
+    "cls_rollout": (1, "rollout from CLS"),
+    "mean": (2, "attention from patches, mean of heads"),
+    "rollout": (3, "rollout from patches"),
+    "heads": (4, "attention from patches by head"),
 }
-"""The kinds of array, most useful first; those of one rank enter the page together."""
-RANK = {"features": 0, "colors": 0, "norms": 0, "cls": 1, "cls_rollout": 1, "mean": 2, "rollout": 3}
+"""Rank and words of each kind of array: the most useful enter first, those of one rank together."""
 
 Array = NDArray[Any]
 Source = Model | str | os.PathLike[str]
@@ -232,11 +231,11 @@ class Block:
 
     @property
     def what(self) -> str:
-        return f"{WHAT[self.kind]}, layer {self.layer}"
+        return f"{KINDS[self.kind][1]}, layer {self.layer}"
 
     @property
     def rank(self) -> tuple[int, int]:
-        return RANK.get(self.kind, 4), -self.layer
+        return KINDS[self.kind][0], -self.layer
 
 
 @dataclass
