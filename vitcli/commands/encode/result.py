@@ -213,9 +213,9 @@ def describe(config: PreprocessConfig, width: int, height: int) -> str:
         resize = f"{width}x{height} in the middle of {side}x{side}; {resize}"
     facts = [f"{resize} {how}" if config.resize != "none" or steps.square else resize]
     if steps.crop and config.crop_size:
-        top, left = steps.offset
+        y, x = steps.offset
         black = ", black around" * steps.padded
-        facts.append(f"center {whole} at x {left}, y {top}{black}")
+        facts.append(f"center {whole} at x {x}, y {y}{black}")
     elif steps.crop:
         facts.append(f"filled up with black to {whole}")
     return "; ".join([*facts, scale])
