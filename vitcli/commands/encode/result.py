@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, ClassVar
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output
-from vitcli.images.preprocess import Box, plan
 from vitcli.results import FailedImage, ModelInfo, Result
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from vitcli.images.preprocess import Box
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ _RESIZED = {
 
 def describe(config: PreprocessConfig, width: int, height: int) -> str:
     """What `preprocess` does to an image of this size, in one plain line; sizes are WxH."""
+    from vitcli.images.preprocess import plan
+
     steps = plan(config, width, height)
     size, whole = _wxh(steps.resized), _wxh(steps.output)
     how = f"({config.filter}{', in float32' * (config.resize_dtype == 'float32')})"
