@@ -5,10 +5,9 @@ Works on torch tensors, numpy arrays and plain numbers; imports neither torch no
 
 from __future__ import annotations
 
-import functools
+import bisect
 import importlib.util
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,6 +43,11 @@ MARGIN = 0.1
 """The part of the way from chance to a perfect score that is clearly more than chance."""
 NORMAL_FROM = 2000
 """From so many degrees of freedom on Student's quantile is the normal one to 1e-3."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number; `true` is a word."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def all_finite(values: Any) -> bool:
@@ -278,11 +282,8 @@ def paired_interval(
 
     differences = [x - y for x, y in zip(one, two, strict=True)]
     if _same(differences, [*one, *two]):
-        mean = statistics.fmean(differences)
-        return mean, mean, None
-    test = stats.ttest_rel(one, two)
-    interval = test.confidence_interval(CONFIDENCE)
-    return float(interval.low), float(interval.high), float(test.pvalue)
+        return fmean(differences), fmean(differences), None
+    return _interval_and_p(stats.ttest_rel(one, two))
 
 
 def welch_interval(one: Sequence[float], two: Sequence[float]) -> tuple[float, float, float | None]:
@@ -293,9 +294,12 @@ def welch_interval(one: Sequence[float], two: Sequence[float]) -> tuple[float, f
     from scipy import stats
 
     if _same(one, one) and _same(two, two):
-        difference = statistics.fmean(one) - statistics.fmean(two)
+        difference = fmean(one) - fmean(two)
         return difference, difference, None
-    test = stats.ttest_ind(one, two, equal_var=False)
+    return _interval_and_p(stats.ttest_ind(one, two, equal_var=False))
+
+
+def _interval_and_p(test: Any) -> tuple[float, float, float]:
     interval = test.confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high), float(test.pvalue)
 
@@ -316,21 +320,9 @@ def seeds_needed(difference: float, spread: float, alpha: float, paired: bool) -
     if spread <= EXACT * abs(difference):
         return 2
     effect = abs(difference) / spread
-    enough = functools.partial(_is_enough, effect, alpha, paired)
-    high = 2
-    while not enough(high):
-        high *= 2
-        if high > MOST_SEEDS:
-            return None
-    low = max(2, high // 2)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return high
-
-
-def _is_enough(effect: float, alpha: float, paired: bool, n: int) -> bool:
-    return power_of(effect, n, alpha, paired) >= POWER
+    seeds = range(2, MOST_SEEDS + 1)
+    enough = bisect.bisect_left(seeds, POWER, key=lambda n: power_of(effect, n, alpha, paired))
+    return seeds[enough] if enough < len(seeds) else None
 
 
 def power_of(effect: float, n: int, alpha: float, paired: bool) -> float:

@@ -19,6 +19,7 @@ from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig, p
 from vitcli.config.settings import Layers, Setting, validate
 from vitcli.config.yaml import Document
 from vitcli.errors import VitcliError
+from vitcli.measures import is_number
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """The files of transformers that say how images are prepared, best first."""
@@ -76,10 +77,6 @@ def triple(value: Any, key: str, source: str) -> tuple[float, float, float]:
 
 def is_list(value: Any, length: int) -> bool:
     return isinstance(value, list | tuple) and len(value) == length
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def validated(config: dict[str, Any], source: str) -> PreprocessConfig:

@@ -32,7 +32,6 @@ from vitcli.checkpoints.preprocessing import (
     Preprocessing,
     Settings,
     is_list,
-    is_number,
     pair,
     refuse,
     section,
@@ -42,6 +41,7 @@ from vitcli.checkpoints.preprocessing import (
 from vitcli.checkpoints.tower import tower_config
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 from vitcli.config.yaml import read_yaml
+from vitcli.measures import is_number
 
 LIBRARY = "timm"
 BLOCK = "blocks.{i}."
