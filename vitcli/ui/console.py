@@ -168,7 +168,8 @@ def fitted(grid: Table, *less: str) -> Table:
 
 
 def remove_column(grid: Table, header: str) -> None:
-    grid.columns = [column for column in grid.columns if column.header != header]
+    """The last one that is called so; a column of the user's may have the same name."""
+    del grid.columns[max(i for i, column in enumerate(grid.columns) if column.header == header)]
     for place, column in enumerate(grid.columns):
         column._index = place  # which of them is the last has other padding
 
