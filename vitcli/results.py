@@ -1,7 +1,6 @@
 """The results of the commands: frozen dataclasses of scalars, strings and tuples.
 
-Field names carry the unit. Nothing here knows tensors, colors or how it will be shown; the JSON
-of a result is its fields plus `schema_version` (see `vitcli.results`).
+Field names carry the unit. Nothing here knows tensors, colors or how it will be shown.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import shutil
@@ -20,7 +19,8 @@ from tests.experiments.sources import ENVIRONMENT, ROOT
 from vitcli.cli import app
 from vitcli.commands.sweep.analysis import check_arguments
 from vitcli.commands.sweep.space import draw, known_commands
-from vitcli.commands.sweep.spec import SHIPPED, expand, load_sweep, repeats
+from vitcli.commands.sweep.spec import SHIPPED, load_sweep
+from vitcli.commands.sweep.trials import expand, repeats
 from vitcli.config.load import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
@@ -45,7 +45,7 @@ def test_a_sweep_is_one_that_runs(file: Path) -> None:
     sweep = load_sweep(file, COMMANDS)
     command = COMMANDS[sweep.command]
     grid = {key: value for key, value in sweep.grid.items() if key != "weights"}
-    sweep = dataclasses.replace(sweep, grid=grid)  # those of an earlier run are not here
+    sweep = sweep.model_copy(update={"grid": grid})  # those of an earlier run are not here
     check_arguments(sweep, command)
     assert sweep.question.endswith("?")
     if not sweep.search:
@@ -91,7 +91,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.commands.sweep.analysis import read_to_run
-from vitcli.commands.sweep.spec import expand, shipped_sweeps, sweep_path
+from vitcli.commands.sweep.spec import shipped_sweeps, sweep_path
+from vitcli.commands.sweep.trials import expand
 
 def run(*words):
     found = CliRunner().invoke(app, list(words))

@@ -17,8 +17,7 @@ from statsmodels.stats.weightstats import DescrStatsW
 from typer.testing import CliRunner
 
 from vitcli.cli import app
-from vitcli.commands.sweep.space import SweepSection
-from vitcli.commands.sweep.spec import SHIPPED, read_sweep, shipped_sweeps
+from vitcli.commands.sweep.spec import SHIPPED, SweepSection, read_sweep, shipped_sweeps
 from vitcli.config.yaml import parse_yaml
 
 FOLDER = Path(__file__).parents[2] / "experiments"

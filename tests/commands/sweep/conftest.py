@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from vitcli.commands.sweep.report import View, report
-from vitcli.commands.sweep.result import Event, Outcome, SweepReport
-from vitcli.commands.sweep.runner import Runner
-from vitcli.commands.sweep.search import queue
+from vitcli.commands.sweep import analysis
+from vitcli.commands.sweep.report import report
+from vitcli.commands.sweep.result import Event, Outcome, SweepPlan, SweepReport
 from vitcli.commands.sweep.space import Command, Option
-from vitcli.commands.sweep.spec import Sweep, expand, load_sweep
-from vitcli.commands.sweep.trials import Results
+from vitcli.commands.sweep.spec import Sweep, load_sweep
+from vitcli.commands.sweep.trials import Results, expand
 
 FAKE = Path(__file__).with_name("fake.py")
 COMMAND = Command(
@@ -63,22 +62,15 @@ class Sweeper:
         return load_sweep(file, {"train-shapes": COMMAND})
 
     def run(
-        self,
-        text: str,
-        *,
-        out: Path | None = None,
-        on_event: Callable[[Event], None] = lambda event: None,
-        jobs: int | None = None,
-        **options: Any,
+        self, text: str, *, out: Path | None = None, jobs: int | None = None, **options: Any
     ) -> Outcome:
-        sweep = self.load(text)
+        """As the command does, with the fake in place of vitcli; `options` are `analysis.run`'s."""
+        sweep = analysis.changed(self.load(text), jobs=jobs)
         results = Results(out or self.out)
-        results.create(sweep.name, sweep.source)
-        study = queue(sweep, results, options.pop("retry_failed", False))
-        return Runner(
-            sweep, COMMAND, results, study, jobs or sweep.jobs,
-            program=self.program, on_event=on_event, **options,
-        ).run()  # fmt: skip
+        return analysis.run(sweep, results, COMMAND, program=self.program, **options)
+
+    def plan(self, text: str) -> SweepPlan:
+        return analysis.plan(self.load(text), Results(self.out), COMMAND)
 
     def fork(self, work: Callable[[], Any]) -> int:
         """Do the work in a forked process, which starts at once; its pid.
@@ -105,7 +97,7 @@ class Sweeper:
         return pid
 
     def report(self, text: str, **view: Any) -> SweepReport:
-        return report(self.load(text), Results(self.out), View(**view))
+        return report(self.load(text), Results(self.out), **view)
 
     def report_ids(self, text: str) -> list[str]:
         return [trial.id for trial in expand(self.load(text))]

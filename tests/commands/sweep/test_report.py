@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import statistics
@@ -208,10 +209,8 @@ def test_from_python(sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitcli.commands.sweep import analysis
 
     monkeypatch.chdir(sweeper.folder)
-    real = analysis.Runner
-    monkeypatch.setattr(
-        analysis, "Runner", lambda *given: real(*given[:6], sweeper.program, *given[7:])
-    )
+    fake = functools.partial(analysis.run, program=sweeper.program)
+    monkeypatch.setattr(analysis, "run", fake)
     (sweeper.folder / "x.yaml").write_text(
         "command: train-shapes\ngrid: {lr: [0.1, 0.3]}\nrepeat: 2\nmetrics: [result.score]"
     )

@@ -8,9 +8,8 @@ import statistics
 import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper, dying_when, until, wait
-from vitcli.commands.sweep import search as study
 from vitcli.commands.sweep import storage
-from vitcli.commands.sweep.search import Search
+from vitcli.commands.sweep.queue import Search
 from vitcli.commands.sweep.storage import cut_torn_line
 from vitcli.commands.sweep.trials import Results
 from vitcli.commands.sweep.view import tables
@@ -223,7 +222,7 @@ def test_a_search_names_the_extra_before_it_makes_anything(
 ) -> None:
     from vitcli.commands.sweep import analysis
 
-    monkeypatch.setattr(study.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(VitcliError, match="needs Optuna") as caught:
         analysis.run(sweeper.load(search()), Results(sweeper.out), COMMAND)
     assert "[search]" in caught.value.hint and not sweeper.out.exists()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.report import belongs
 from vitcli.commands.sweep.space import Choice, Range, draw, setting_text
-from vitcli.commands.sweep.spec import expand, repeats, trial_id
+from vitcli.commands.sweep.trials import expand, repeats, trial_id
 from vitcli.config.settings import parse_setting
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError

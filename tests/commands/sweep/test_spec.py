@@ -6,7 +6,8 @@ import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper
 from vitcli.commands.sweep.space import Choice, Range, read_space
-from vitcli.commands.sweep.spec import expand, load_sweep, read_sweep, sweep_path
+from vitcli.commands.sweep.spec import load_sweep, read_sweep, sweep_path
+from vitcli.commands.sweep.trials import expand
 from vitcli.config.yaml import parse_yaml
 from vitcli.errors import VitcliError
 

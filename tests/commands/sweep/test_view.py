@@ -293,7 +293,7 @@ def test_a_narrow_terminal_leaves_out_facts_before_it_breaks_words(
     monkeypatch: pytest.MonkeyPatch, columns: int, last: str
 ) -> None:
     console = Console(width=columns)
-    monkeypatch.setattr(sweep, "stream", lambda: console)
+    monkeypatch.setattr("vitcli.ui.console.stream", lambda: console)
     report = made(init=["xavier_uniform", "trunc_normal"], norm=["pre", "post"])
     grid = next(part for part in sweep.tables(report) if isinstance(part, Table))
     assert grid.columns[-1].header == last

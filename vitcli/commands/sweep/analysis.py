@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitcli.commands.sweep.report import View, report
+from vitcli.commands.sweep.queue import Planned, Search
+from vitcli.commands.sweep.report import report
 from vitcli.commands.sweep.result import Event, Outcome, PlannedTrial, SweepPlan, SweepReport
 from vitcli.commands.sweep.runner import Runner
-from vitcli.commands.sweep.search import check_search, queue
 from vitcli.commands.sweep.space import Command, known_commands
-from vitcli.commands.sweep.spec import MOST_TRIALS, Sweep, expand, load_sweep, seeds_of, sweep_path
-from vitcli.commands.sweep.trials import Results, placed, shown_command
+from vitcli.commands.sweep.spec import FOR_A_SEARCH, Sweep, load_sweep, sweep_path
+from vitcli.commands.sweep.storage import check_search
+from vitcli.commands.sweep.trials import (
+    Results,
+    arguments_of,
+    expand,
+    seeds_of,
+    shown_command,
+)
 from vitcli.errors import VitcliError
 
 
@@ -52,28 +58,55 @@ def sweep(
     Raises:
         VitcliError: a file, a value or a directory that is not what it must be.
     """
-    file = sweep_path(file, or_directory=True)
-    view = View(tuple(where), sort, None if group is None else tuple(group), power=power)
-    given = {"jobs": jobs, "timeout": timeout, "storage": storage}
-    if file.is_dir():
-        loaded, results = open_directory(file)
-        return report(changed(loaded, storage=storage), results, view, named=storage is not None)
-    loaded, command = read_to_run(file)
-    loaded = changed(loaded, **given)
+    path = sweep_path(file, or_directory=True)
+    loaded, results, command = opened(path, out, to_run=not path.is_dir())
+    loaded = changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
+    if command:
+        how = {"fail_fast": fail_fast, "retry_failed": retry_failed}
+        run(loaded, results, command, **how, on_event=on_event)
+    named = bool(command or storage)
+    return report(loaded, results, where, sort, group, power=power, named=named)
+
+
+def opened(
+    given: str | Path, out: str | Path | None, *, to_run: bool
+) -> tuple[Sweep, Results, Command | None]:
+    """A sweep and its directory; to run it, also its command, which has accepted every value.
+
+    Args:
+        given: its file, the name of a shipped one or, to read it, the directory of its trials.
+        out: that directory; by default runs/NAME.
+
+    Raises:
+        VitcliError: as `load_sweep` and `check_arguments`, or where no trials are to be read.
+    """
+    path = sweep_path(given, or_directory=not to_run)
+    command = None
+    if to_run:
+        if path.is_dir():
+            raise VitcliError(
+                f"{path}: is a directory (expected a YAML file)", f"vitcli sweep --report {path}"
+            )
+        loaded, command = read_to_run(path)
+    elif path.is_dir():
+        if not Results(path).sweep_file.is_file():
+            raise VitcliError(f"{path}: is not a sweep directory", "run `vitcli sweep --help`")
+        return load_sweep(Results(path).sweep_file), Results(path), None
+    else:
+        loaded = load_sweep(path)
     results = Results(Path(out) if out is not None else Path("runs") / loaded.name)
-    run(loaded, results, command, fail_fast=fail_fast, retry_failed=retry_failed, on_event=on_event)
-    return report(loaded, results, view, named=True)
+    if not to_run and not results.sweep_file.is_file():
+        raise VitcliError(
+            f"{results.root}: holds no trials of {given}", "name the directory with --out"
+        )
+    return loaded, results, command
 
 
 def changed(sweep: Sweep, **given: Any) -> Sweep:
     """The sweep with what the caller says in place of its file."""
-    found = dataclasses.replace(sweep, **{k: v for k, v in given.items() if v is not None})
-    if found.storage and not found.search and given.get("storage"):
-        raise VitcliError(
-            "--storage: is for a search",
-            "leave --storage out; machines share a grid by --out on a shared disk",
-        )
-    return found
+    if given.get("storage") and not sweep.search:
+        raise VitcliError(f"--storage: {FOR_A_SEARCH[0]}", FOR_A_SEARCH[1])
+    return sweep.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
 def read_to_run(file: Path) -> tuple[Sweep, Command]:
@@ -87,17 +120,6 @@ def read_to_run(file: Path) -> tuple[Sweep, Command]:
     command = commands[loaded.command]
     check_arguments(loaded, command)
     return loaded, command
-
-
-def open_directory(place: Path) -> tuple[Sweep, Results]:
-    """The sweep that a directory holds.
-
-    Raises:
-        VitcliError: it holds none.
-    """
-    if not (place / "sweep.yaml").is_file():
-        raise VitcliError(f"{place}: is not a sweep directory", "run `vitcli sweep --help`")
-    return load_sweep(place / "sweep.yaml"), Results(place)
 
 
 def run(
@@ -122,8 +144,8 @@ def run(
         if not Path(path).exists():
             raise VitcliError(f"{sweep.name}: {path}: is missing", made_by)
     results.create(sweep.name, sweep.source, sweep.storage)
-    study = queue(sweep, results, retry_failed)
-    return Runner(sweep, command, results, study, sweep.jobs, fail_fast, program, on_event).run()
+    study = (Search if sweep.search else Planned)(sweep, results, retry_failed)
+    return Runner(sweep, command, results, study, fail_fast, program, on_event).run()
 
 
 KEPT = frozenset({"done", "pruned"})
@@ -137,20 +159,12 @@ def plan(
     retry_failed: bool = False,
     program: Sequence[str] | None = None,
 ) -> SweepPlan:
-    """The trials known in advance, with their command lines, and their status."""
+    """The trials known in advance, with their command lines, and their status.
+
+    Raises:
+        VitcliError: as `expand` and `report`.
+    """
     seeds = max([1, *map(len, sweep.repeat.values())])
-    if not sweep.search and sweep.size > MOST_TRIALS:
-        return SweepPlan(
-            name=sweep.name,
-            axes=tuple(sweep.axes),
-            trials=(),
-            to_run=sweep.size,
-            draws=0,
-            seeds_each=seeds,
-            total=sweep.size,
-            shape=sweep.shape,
-            notes=tuple(sweep.notes()),
-        )
     found = report(sweep, results).trials
     states = {trial.id: trial.state for trial in found}
     trials = tuple(
@@ -158,17 +172,12 @@ def plan(
             trial.id,
             states[trial.id],
             trial.params,
-            shown_command(
-                program,
-                command.arguments(
-                    placed(sweep.spelled_out(trial.params), results.trial(trial.id).path)
-                ),
-            ),
+            shown_command(program, arguments_of(sweep, command, trial, results.trial(trial.id))),
         )
         for trial in expand(sweep)
     )
     kept = KEPT if retry_failed else KEPT | {"failed"}
-    drawn = len([t for t in found if t.state in kept]) // seeds if sweep.search else 0
+    drawn = sum(trial.state in kept for trial in found) // seeds
     return SweepPlan(
         name=sweep.name,
         axes=tuple(sweep.axes),
@@ -196,11 +205,12 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
         VitcliError: with the arguments it refuses.
     """
     read: set[tuple[str, str]] = set()
+    first = {(key, repr(seeds[0])) for key, seeds in sweep.repeat.items()}
     for index, given in enumerate(_to_check(sweep)):
         params = sweep.spelled_out(given)
         values = {(key, repr(value)) for key, value in params.items()}
         apart = {(key, repr(value)) for key, value in params.items() if key in sweep.repeat}
-        if read and values <= read and (index >= MOST_CHECKED or apart - _first(sweep)):
+        if read and values <= read and (index >= MOST_CHECKED or apart - first):
             continue
         read |= values
         shown = command.name
@@ -211,10 +221,6 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
             raise VitcliError(
                 f"{sweep.source}: `vitcli {shown}`: {error.message}", error.hint
             ) from error
-
-
-def _first(sweep: Sweep) -> set[tuple[str, str]]:
-    return {(key, repr(seeds[0])) for key, seeds in sweep.repeat.items()}
 
 
 def _to_check(sweep: Sweep) -> Iterator[Mapping[str, Any]]:
@@ -228,4 +234,4 @@ def _to_check(sweep: Sweep) -> Iterator[Mapping[str, Any]]:
         yield {**sweep.base, **first, **seed}
     for key, axis in sweep.space.items():
         for value in axis.ends():
-            yield {**sweep.base, **first, **next(seeds_of(sweep)), key: value}
+            yield {**sweep.base, **first, **seeds_of(sweep)[0], key: value}

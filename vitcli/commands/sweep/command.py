@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import signal
@@ -12,28 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitcli.errors import VitcliError
-from vitcli.ui import figures as answers
 from vitcli.ui.completion import complete_names
+from vitcli.ui.console import note, plural, warn
 from vitcli.ui.console import show as answer_with
-from vitcli.ui.figures import Plot
+from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import Output, grouped
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import SweepReport
     from vitcli.commands.sweep.space import Command
     from vitcli.commands.sweep.spec import Sweep
+    from vitcli.commands.sweep.trials import Results
 
 PROGRAM_VARIABLE = "VITCLI_SWEEP_PROGRAM"
 """What trials run in place of this vitcli, e.g. `srun -n1 vitcli`. Never read from a sweep's file,
 so that running a file runs vitcli and nothing else."""
 
 
-def run_option(*names: str, **how: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Running", **how)
-
-
-def report_option(*names: str, **how: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Reporting", **how)
+run_option: Any = functools.partial(typer.Option, rich_help_panel="Running")
+report_option: Any = functools.partial(typer.Option, rich_help_panel="Reporting")
 
 
 def _shipped() -> list[str]:
@@ -167,46 +165,20 @@ def sweep(
     """
     from vitcli.commands.sweep import analysis
     from vitcli.commands.sweep import report as reports
-    from vitcli.commands.sweep.figure import check_kind
-    from vitcli.commands.sweep.trials import Results
+    from vitcli.commands.sweep.figure import check_kind, figure
     from vitcli.commands.sweep.view import check_files, write_csv, write_parquet
-    from vitcli.ui.console import note, plural, warn
-    from vitcli.ui.figures import check_figure_file
 
-    _check_together(
-        {
-            "--report runs no trials": (
-                report,
-                {
-                    "--jobs": jobs,
-                    "--timeout": timeout,
-                    "--dry-run": dry_run,
-                    "--fail-fast": fail_fast,
-                    "--retry-failed": retry_failed,
-                },
-            ),
-            "--dry-run reports no results": (
-                dry_run,
-                {
-                    "--power": power is not None,
-                    "--mix-incomplete": mix_incomplete,
-                    "--where": where,
-                    "--sort": sort,
-                    "--group": group,
-                    "--each": each,
-                    "--stale": stale,
-                    "--show": show,
-                    "--csv": csv,
-                    "--parquet": parquet,
-                    "--plot": plot,
-                },
-            ),
-            "--plot is missing": (
-                plot.plot is None,
-                {"--plot-kind": plot_kind != "auto"},
-            ),
-        }
-    )
+    running = {"--jobs": jobs, "--timeout": timeout, "--dry-run": dry_run,
+               "--fail-fast": fail_fast, "--retry-failed": retry_failed}  # fmt: skip
+    reporting = {"--power": power is not None, "--mix-incomplete": mix_incomplete, "--where": where,
+                 "--sort": sort, "--group": group, "--each": each, "--stale": stale, "--show": show,
+                 "--csv": csv, "--parquet": parquet, "--plot": plot}  # fmt: skip
+    if report:
+        _refuse(running, "--report runs no trials")
+    if dry_run:
+        _refuse(reporting, "--dry-run reports no results")
+    if not plot:
+        _refuse({"--plot-kind": plot_kind != "auto"}, "--plot is missing")
     check_figure_file(plot)
     check_kind(plot_kind)
     check_files(csv, parquet)
@@ -215,34 +187,36 @@ def sweep(
             "sweep: expected either a sweep to run or --report DIR to read",
             "vitcli sweep position, or vitcli sweep --report runs/position",
         )
-    loaded, place, command = _load(file or report, out, running=file is not None)  # type: ignore[arg-type]
+    given = file or report or ""
+    loaded, results, command = analysis.opened(given, out, to_run=file is not None)
     loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
     if metric and metric not in loaded.metrics:
         raise VitcliError(
             f"--metric {metric}: unknown (expected {', '.join(loaded.metrics)})",
             f"--metric {next(iter(loaded.metrics), 'NAME')}",
         )
-    results = Results(place)
-    view = reports.View(
-        where=tuple(where or ()),
-        sort=sort,
-        group=tuple(key for key in group.split(",") if key) if group is not None else None,
-        stale=stale,
-        mix_incomplete=mix_incomplete,
-        power=power,
-    )
-    code = 0
     if dry_run:
         assert command
         planned = analysis.plan(
             loaded, results, command, retry_failed=retry_failed, program=_program()
         )
         return answer_with(planned, output.form)
-    for said in loaded.notes() if command else ():
-        note(said)
+    code = 0
     if command:
+        for said in loaded.notes():
+            note(said)
         code = _run(loaded, results, command, fail_fast, retry_failed)
-    found = reports.report(loaded, results, view, named=bool(command or storage))
+    found = reports.report(
+        loaded,
+        results,
+        where or (),
+        sort,
+        None if group is None else list(filter(None, group.split(","))),
+        stale=stale,
+        mix_incomplete=mix_incomplete,
+        power=power,
+        named=bool(command or storage),
+    )
     for name in reports.never_found(found):
         key = loaded.metrics[name].path
         warn(
@@ -257,63 +231,34 @@ def sweep(
     else:
         answer_with(found, output.form, each=each, metric=metric)
         if output.form == "table":
-            reading = f"vitcli sweep --report {shlex.quote(str(place))}"
+            reading = f"vitcli sweep --report {shlex.quote(found.directory)}"
             note(f"all trials: {reading} --each; a trial's command: {reading} --show TRIAL")
     if plot:
-        from vitcli.commands.sweep.figure import figure
-
-        answers.draw(lambda: figure(found, metric, plot_kind), plot)
+        draw(lambda: figure(found, metric, plot_kind), plot)
     if code:
         raise typer.Exit(code)
 
 
-def _check_together(rules: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
+def _refuse(options: Mapping[str, Any], reason: str) -> None:
     """Refuse options that would do nothing beside the others."""
-    for reason, (holds, options) in rules.items():
-        idle = [name for name, given in options.items() if given]
-        if holds and idle:
-            raise VitcliError(
-                f"{idle[0]}: has no effect ({reason})", f"leave out {', '.join(idle)}"
-            )
-
-
-def _load(given: str, out: Path | None, *, running: bool) -> tuple[Sweep, Path, Command | None]:
-    """The sweep and its directory, and to run it its command, from its file or its directory."""
-    from vitcli.commands.sweep import analysis
-    from vitcli.commands.sweep.spec import load_sweep, sweep_path
-
-    path = sweep_path(given, or_directory=not running)
-    if running:
-        if path.is_dir():
-            raise VitcliError(
-                f"{path}: is a directory (expected a YAML file)", f"vitcli sweep --report {path}"
-            )
-        loaded, command = analysis.read_to_run(path)
-        return loaded, out or Path("runs") / loaded.name, command
-    if path.is_dir():
-        loaded, results = analysis.open_directory(path)
-        return loaded, results.root, None
-    loaded = load_sweep(path)
-    place = out or Path("runs") / loaded.name
-    if not (place / "sweep.yaml").is_file():
-        raise VitcliError(f"{place}: holds no trials of {given}", "name the directory with --out")
-    return loaded, place, None
+    if idle := [name for name, given in options.items() if given]:
+        raise VitcliError(f"{idle[0]}: has no effect ({reason})", f"leave out {', '.join(idle)}")
 
 
 def _program() -> list[str] | None:
     return shlex.split(os.environ.get(PROGRAM_VARIABLE, "")) or None
 
 
-def _run(sweep: Sweep, results: Any, command: Command, fail_fast: bool, retry_failed: bool) -> int:
+def _run(
+    sweep: Sweep, results: Results, command: Command, fail_fast: bool, retry_failed: bool
+) -> int:
     """Run what is missing; the exit code says whether any trial of the sweep has failed."""
     from vitcli.commands.sweep import analysis
     from vitcli.commands.sweep.view import sweep_progress
-    from vitcli.ui.console import note, plural, warn
 
     # A scheduler asks with SIGTERM for what a person asks with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    total = sweep.search.trials if sweep.search else sweep.size
-    with sweep_progress(total) as on_event:
+    with sweep_progress(sweep.search.trials if sweep.search else sweep.size) as on_event:
         try:
             outcome = analysis.run(
                 sweep,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitcli.commands.sweep.report import is_number
-from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport
+from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport, last_word
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError
+from vitcli.measures import is_number
 from vitcli.ui.figures import (
     PAGE,
     POINTS,
@@ -39,6 +41,7 @@ MOST_LINES = 8
 LABEL_CHARACTERS = 90
 """How many fit beside each other across a page."""
 MOST_LABELS = 48
+NOTHING_YET = "no trial has finished yet"
 
 
 def _characters(panels: int = 1) -> int:
@@ -63,7 +66,7 @@ def kind_of(report: SweepReport) -> str:
     if report.objective:
         return "search"
     sizes = {key: len(_levels(report, key)) for key in report.grouped_by}
-    if not any(size > 1 for size in sizes.values()) and _curves(report):
+    if not any(size > 1 for size in sizes.values()) and any(t.curve for t in report.trials):
         return "curves"
     if len(sizes) == 2 and all(size >= 3 for size in sizes.values()):
         return "heatmap"
@@ -76,8 +79,9 @@ def kind_of(report: SweepReport) -> str:
 
 def _along(report: SweepReport) -> str | None:
     """The longest axis of numbers."""
-    numeric = [key for key in report.grouped_by if _numeric(report, key)]
-    return max(numeric, key=lambda key: len(_levels(report, key)), default=None)
+    levels = {key: _levels(report, key) for key in report.grouped_by}
+    numeric = [key for key, values in levels.items() if all(map(is_number, values))]
+    return max(numeric, key=lambda key: len(levels[key]), default=None)
 
 
 @styled
@@ -100,14 +104,9 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
         objective = report.objective.partition(" ")[2]
         names.sort(key=lambda name: name != objective)
     if kind != "curves" and (not names or not _any(report, names[0])):
-        said = (
-            f"no finished trial has a number for {metric}"
-            if metric
-            else "no trial has finished yet"
-        )
-        raise VitcliError(
-            f"--plot: {said}", f"name one of {', '.join(report.metrics)} with --metric", exit_code=1
-        )
+        said = f"no finished trial has a number for {metric}" if metric else NOTHING_YET
+        known = ", ".join(report.metrics)
+        raise VitcliError(f"--plot: {said}", f"name one of {known} with --metric", exit_code=1)
     names = names[:MOST_PANELS]
     columns = abreast(min(2, len(names)))
     rows = -(-len(names) // columns)
@@ -126,19 +125,18 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
 
 def _caption(report: SweepReport, kind: str, names: Sequence[str]) -> str:
     """What bars, lines and marks are, over how many trials."""
-    if kind in ("search", "curves"):
+    if kind == "curves":
+        return "one line per trial"
+    if kind == "search":
         pruned = any(trial.last_value is not None for trial in report.trials)
-        mark = (
-            "; crosses: pruned trials, at their last value" if pruned and kind == "search" else ""
-        )
-        return ("one point per trial" if kind == "search" else "one line per trial") + mark
+        mark = "; crosses: pruned trials, at their last value" if pruned else ""
+        return f"one point per trial{mark}"
     counts = {g.metrics[name].n for g in report.groups for name in names if name in g.metrics}
     pooled = set(report.axes) - set(report.grouped_by)  # a mean is of more than seeds
     noun = "seed" if report.seeds == "seed" and not pooled else "trial"
-    dots = kind == "bars"
     if counts == {1}:
         return f"one {noun} per point"
-    said = spread_caption(max(counts), noun, dots=dots)
+    said = spread_caption(max(counts), noun, dots=kind == "bars")
     if len(counts) > 1:
         said = said.replace(f", {max(counts)} ", f", {min(counts)} to {max(counts)} ")
     empty = sum(names[0] not in group.metrics for group in report.groups)
@@ -166,7 +164,7 @@ def _bar_lengths(report: SweepReport, spreads: Sequence[Spread], name: str) -> A
 
 def _named(report: SweepReport, key: str) -> str:
     """What the file calls a key or a metric, with its unit; else its last word."""
-    return report.labels.get(key, _short(key))
+    return report.labels.get(key, last_word(key))
 
 
 def _bars(axes: Any, report: SweepReport, name: str) -> None:
@@ -188,8 +186,9 @@ def _bars(axes: Any, report: SweepReport, name: str) -> None:
         lengths = _bar_lengths(report, [spread], name)
         axes.bar(x, spread.mean, width * 0.95, yerr=lengths, capsize=2, **fill(hue))
         if group.incomplete:
-            _say_count(axes, x, spread.mean + lengths[1][0], spread, group)
-        dots = _values(report, group, name)
+            _say_count(axes, x, spread.mean + lengths[1][0], group, name)
+        values = [t.metrics.get(name) for t in report.trials if t.id in group.trials]
+        dots = list(filter(is_number, values))
         axes.plot([x] * len(dots), dots, ".", color="black", markersize=4, alpha=0.6)
     _name_bars(axes, list(ticks))
     axes.set_xlim(-0.5, len(ticks) - 0.5)
@@ -200,10 +199,10 @@ def _bars(axes: Any, report: SweepReport, name: str) -> None:
             axes.bar(0, 0, label=f"{_named(report, color)} {text(level)}", **fill(index))
 
 
-def _say_count(axes: Any, x: float, y: float, spread: Spread, group: SweepGroup) -> None:
+def _say_count(axes: Any, x: float, y: float, group: SweepGroup, name: str) -> None:
     """How many of its trials a mean is of, where some have no number."""
-    total = sum(group.states.values())
-    axes.annotate(f"{spread.n} of {total}", (x, y), (0, 2), textcoords="offset points", ha="center")
+    said = f"{group.metrics[name].n} of {sum(group.states.values())}"
+    axes.annotate(said, (x, y), (0, 2), textcoords="offset points", ha="center")
 
 
 def _name_bars(axes: Any, names: Sequence[tuple[str, ...]]) -> None:
@@ -252,18 +251,12 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
     for index, (label, groups) in enumerate(lines.items()):
         groups.sort(key=lambda group: float(group.params[along]))
         spreads = [group.metrics[name] for group in groups]
-        axes.errorbar(
-            [group.params[along] for group in groups],
-            [spread.mean for spread in spreads],
-            yerr=_bar_lengths(report, spreads, name),
-            capsize=2,
-            label=label or None,
-            **series(index),
-        )
-        tops = _bar_lengths(report, spreads, name)[1]
-        for group, spread, top in zip(groups, spreads, tops, strict=True):
+        xs, means = [group.params[along] for group in groups], [spread.mean for spread in spreads]
+        lengths = _bar_lengths(report, spreads, name)
+        axes.errorbar(xs, means, yerr=lengths, capsize=2, label=label or None, **series(index))
+        for group, x, mean, up in zip(groups, xs, means, lengths[1], strict=True):
             if group.incomplete:
-                _say_count(axes, group.params[along], spread.mean + top, spread, group)
+                _say_count(axes, x, mean + up, group, name)
     levels = [float(level) for level in _levels(report, along)]
     if min(levels) > 0 and max(levels) / min(levels) >= LOG_RATIO:
         axes.set_xscale("log")
@@ -277,13 +270,15 @@ def _lines(axes: Any, report: SweepReport, name: str) -> None:
 
 def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
     """Two axes; each cell says its mean and spread where there is room for it."""
+    from matplotlib.patheffects import withStroke
+
     if len(report.grouped_by) != 2:
         raise VitcliError(
             f"--plot-kind heatmap: needs two axes (got {len(report.grouped_by)})", "--group ONE,TWO"
         )
     down, right = report.grouped_by
     rows, columns = _levels(report, down), _levels(report, right)
-    cells = [[float("nan")] * len(columns) for _ in rows]
+    cells = [[math.nan] * len(columns) for _ in rows]
     room = len(columns) <= 8 and len(rows) <= 8
     for group in report.groups:
         if name in group.metrics:
@@ -294,7 +289,7 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
                 continue
             words = text(spread.mean) + (f"\n± {spread.std:.2g}" if spread.std is not None else "")
             axes.text(column, row, words, ha="center", va="center", color="white",
-                      path_effects=_outline())  # fmt: skip
+                      path_effects=[withStroke(linewidth=2, foreground="black")])  # fmt: skip
     image = axes.imshow(cells, aspect="auto")
     axes.figure.colorbar(image, ax=axes, label=_named(report, name))
     _name_bars(axes, [(text(level),) for level in columns])
@@ -306,7 +301,7 @@ def _heatmap(axes: Any, report: SweepReport, name: str) -> None:
 
 def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
     """One thin line per trial, one color per group."""
-    curves = _curves(report)
+    curves = {trial.id: trial.curve for trial in report.trials if trial.curve}
     if not curves:
         raise VitcliError(
             "--plot-kind curves: no finished trial has a curve",
@@ -316,7 +311,7 @@ def _curve_lines(axes: Any, report: SweepReport, name: str | None) -> None:
         label = _label(report, group) if len(report.groups) <= 12 else "_"
         for id in group.trials:
             if curve := curves.get(id):
-                ys = [float("nan") if y is None else y for y in curve.y]
+                ys = [math.nan if y is None else y for y in curve.y]
                 how = series(index, marker=False)
                 axes.plot(curve.x, ys, label=label or "_", **{**how, "linewidth": 0.8})
                 label = "_"  # one entry per group
@@ -337,7 +332,7 @@ def _search(axes: Any, report: SweepReport, name: str) -> None:
     axes.plot(places, values, label="trial", **{**series(0), "linestyle": "none"})
     if name == objective:
         better: Callable[..., float] = min if direction == "minimize" else max
-        best = [better(values[: end + 1]) for end in range(len(values))]
+        best = list(itertools.accumulate(values, better))
         axes.step(places, best, where="post", label="best so far", **series(1, marker=False))
         pruned = [
             (place, trial.last_value)
@@ -383,31 +378,5 @@ def _levels(report: SweepReport, key: str) -> list[Any]:
     return sorted(found) if found and all(is_number(v) for v in found) else found
 
 
-def _numeric(report: SweepReport, key: str) -> bool:
-    return all(is_number(level) for level in _levels(report, key))
-
-
-def _values(report: SweepReport, group: SweepGroup, name: str) -> Sequence[float]:
-    return [
-        trial.metrics[name]
-        for trial in report.trials
-        if trial.id in group.trials and is_number(trial.metrics.get(name))
-    ]
-
-
 def _any(report: SweepReport, name: str) -> bool:
     return any(name in group.metrics for group in report.groups)
-
-
-def _curves(report: SweepReport) -> dict[str, Any]:
-    return {trial.id: trial.curve for trial in report.trials if trial.curve}
-
-
-def _short(key: str) -> str:
-    return key.rsplit(".", 1)[-1]
-
-
-def _outline() -> list[Any]:
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=2, foreground="black")]

@@ -15,28 +15,33 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from vitcli.commands.sweep.result import (
+    NOT_STARTED,
     Comparison,
-    Curve,
     Spread,
     SweepGroup,
     SweepReport,
     SweepTrial,
+    last_word,
 )
-from vitcli.commands.sweep.search import check_search, remote_trials
 from vitcli.commands.sweep.space import canonical, draw
-from vitcli.commands.sweep.spec import Sweep, expand, trial_of
-from vitcli.commands.sweep.storage import check_storage
-from vitcli.commands.sweep.trials import Results, TrialDir
+from vitcli.commands.sweep.spec import Sweep
+from vitcli.commands.sweep.storage import check_search, is_file_storage, remote_trials
+from vitcli.commands.sweep.trials import Results, expand, read_trial, trial_of
 from vitcli.config.settings import nearest
-from vitcli.config.yaml import lookup, parse_value
+from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError, install_extra
-from vitcli.measures import CONFIDENCE, holm, paired_interval, seeds_needed, welch_interval
+from vitcli.measures import (
+    CONFIDENCE,
+    holm,
+    is_number,
+    paired_interval,
+    seeds_needed,
+    welch_interval,
+)
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -51,53 +56,55 @@ FACTS = ("id", "state", "wall_s", "attempts", "host")
 """What can be sorted and filtered by, beside parameters and metrics."""
 
 
-@dataclass(frozen=True)
-class View:
-    """Which trials to show, in which order, and which belong together.
-
-    `where` holds conditions such as `lr<=0.01`, all of which must be met; `sort` a name, or `-name`
-    for the largest first; `group` the keys of a grouping (None: all that varies but the seeds).
-    """
-
-    where: tuple[str, ...] = ()
-    sort: str | None = None
-    group: tuple[str, ...] | None = None
-    stale: bool = False
-    """Also trials of the directory that the sweep's file no longer asks for."""
-    mix_incomplete: bool = False
-    """Sort groups with failed, diverged or missing trials among the others, not after them."""
-    power: float | None = None
-    """Say how many seeds would detect a difference of this size."""
+MOST_PAIRS = 2000
+"""Pairs of levels per metric; a larger grid is not a design that pairs can answer."""
 
 
 def report(
-    sweep: Sweep, results: Results, view: View | None = None, *, named: bool = False
+    sweep: Sweep,
+    results: Results,
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    group: Sequence[str] | None = None,
+    *,
+    stale: bool = False,
+    mix_incomplete: bool = False,
+    power: float | None = None,
+    named: bool = False,
 ) -> SweepReport:
     """Gather the trials of a sweep.
 
     Args:
+        where: conditions such as `lr<=0.01`, all of which a shown trial meets.
+        sort: a name, or `-name` for the largest first.
+        group: keys whose values the trials of a group share; None: all that varies but the seeds.
+        stale: also trials of the directory that the sweep's file no longer asks for.
+        mix_incomplete: sort groups with failed, diverged or missing trials among the others, not
+            after them.
+        power: say how many seeds would detect a difference of this size.
         named: the user has named the storage, or runs the sweep; a storage on a network that only
             a received directory names is not opened.
 
     Raises:
-        VitcliError: a name in the view that no trial has, or a damaged file of a trial.
+        VitcliError: a name that no trial has, a damaged file of a trial, or `power` without scipy.
     """
-    view = view or View()
-    if view.power is not None:
-        check_available("--power")
-    all_trials = trials = _trials(sweep, results, view.stale, named)
-    states = dict(Counter(trial.state for trial in trials))
-    names = _names(sweep, trials)
-    for condition in view.where:
-        trials = [t for t in trials if _meets(t, condition, names)]
-    if view.sort:
-        by = _known(view.sort.removeprefix("-"), names)
-        trials = _in_order(trials, lambda trial: value_of(trial, by), view.sort.startswith("-"))
-    keys = sweep.axes if view.group is None else [_known(key, names) for key in view.group]
+    can_compare = importlib.util.find_spec("scipy") is not None
+    if power is not None and not can_compare:
+        raise VitcliError("--power: needs scipy, which is not installed", install_extra("stats"))
+    all_trials = trials = _trials(sweep, results, stale, named)
+    params = dict.fromkeys(key for trial in trials for key in trial.params)
+    names = [*params, *sweep.metrics, *FACTS]
+    for condition in where:
+        trials = [trial for trial in trials if _meets(trial, condition, names)]
+    keys = sweep.axes if group is None else [_known(key, names) for key in group]
+    by, down = "", False
+    if sort:
+        by, down = _known(sort.removeprefix("-"), names), sort.startswith("-")
+        trials = _in_order(trials, lambda trial: value_of(trial, by), down)
     groups = _groups(trials, keys, sweep)
-    if view.sort and (name := _known(view.sort.lstrip("-"), names)) in sweep.metrics:
-        groups = _in_order(groups, lambda g: _mean(g, name), view.sort.startswith("-"))
-        if not view.mix_incomplete:
+    if by in sweep.metrics:
+        groups = _in_order(groups, lambda g: g.metrics[by].mean if by in g.metrics else None, down)
+        if not mix_incomplete:
             groups.sort(key=lambda group: group.incomplete)
     search = sweep.search
     drawn, distinct = _draws(sweep, results, all_trials)
@@ -110,18 +117,18 @@ def report(
         seeds=next(iter(sweep.repeat), ""),
         grouped_by=tuple(keys),
         metrics=tuple(sweep.metrics),
-        states=states,
+        states=dict(Counter(trial.state for trial in all_trials)),
         objective=f"{search.direction} {sweep.objective}" if search else "",
         curve_names=(sweep.curve.x, sweep.curve.y) if sweep.curve else (),
         trials=tuple(trials),
         groups=tuple(groups),
-        comparisons=_comparisons(sweep, trials, groups, keys, view.power),
+        comparisons=_comparisons(sweep, trials, groups, keys, power) if can_compare else (),
         better={name: m.better for name, m in sweep.metrics.items() if m.better},
         labels=_labels(sweep),
         chance={name: m.chance for name, m in sweep.metrics.items() if m.chance is not None},
         drawn=drawn,
         distinct=distinct,
-        power_for=view.power,
+        power_for=power,
     )
 
 
@@ -136,8 +143,6 @@ def _comparisons(
     axes: list[tuple[str, ...]] = [(key,) for key in sweep.grid if key in keys]
     if together := tuple(key for key in sweep.zip if key in keys):
         axes.append(together)
-    if not axes or not is_available():
-        return ()
     by_id = {trial.id: trial for trial in trials}
     return tuple(
         made for name in sweep.metrics for made in compare_levels(groups, by_id, axes, name, power)
@@ -174,90 +179,32 @@ def never_found(found: SweepReport) -> list[str]:
 
 
 def _trials(sweep: Sweep, results: Results, stale: bool, named: bool) -> list[SweepTrial]:
-    planned = {trial.id: trial.params for trial in expand(sweep)}
+    """The planned trials or those of a search, in the order of their start, and stale ones."""
+    there = {place.path.name: place for place in results.trials()}
+    remote: dict[str, SweepTrial] = {}
+    if sweep.search and sweep.storage and (named or is_file_storage(sweep.storage)):
+        check_search(sweep)
+        remote = remote_trials(sweep, results.journal)
     found: dict[str, SweepTrial] = {}
-    there = {place.path.name: place for place in results.trials()} if results.root.is_dir() else {}
-    remote = remote_trials(sweep, results) if _may_open(sweep, named) else {}
-    for id, params in planned.items():
-        if id in there:
-            found[id] = _local(id, there[id], sweep)
-        else:
-            pending = SweepTrial(id, "pending", dict(params), {}, None, 0, "", "", "", "", "")
-            found[id] = remote.get(id, pending)
-    for id, place in there.items():
-        if id not in found:
-            trial = _local(id, place, sweep)
-            drawn = sweep.search and belongs(sweep, trial.params)
-            if stale or (drawn and id == trial_of(sweep, trial.params).id):
-                found[id] = trial
+    for id, params in ((trial.id, dict(trial.params)) for trial in expand(sweep)):
+        pending = SweepTrial(id=id, state="pending", params=params, **NOT_STARTED)
+        found[id] = read_trial(sweep, there[id]) if id in there else pending
+    for id in [id for id in there if id not in found]:
+        trial = read_trial(sweep, there[id])
+        drawn = sweep.search and belongs(sweep, trial.params)
+        if stale or (drawn and id == trial_of(sweep, trial.params).id):
+            found[id] = trial
     if sweep.search:
-        started = {id: there[id].status().started or 0.0 for id in found if id in there}
-        found = dict(sorted(found.items(), key=lambda item: started.get(item[0], 0.0)))
-        found.update({id: trial for id, trial in remote.items() if id not in found})
+        started = {id: there[id].status().started or 0.0 for id in found}
+        found = dict(sorted(found.items(), key=lambda item: started[item[0]]))
+        found = found | {id: trial for id, trial in remote.items() if id not in found}
     return list(found.values())
 
 
-def _may_open(sweep: Sweep, named: bool) -> bool:
-    """Whether a report reads the storage: one the user named, or a file that is there."""
-    if not sweep.storage or not sweep.search:
-        return False
-    if named:
-        check_search(sweep)
-        return True
-    if not is_file_storage(sweep.storage):
-        return False
-    check_search(sweep)
-    return True
-
-
-def is_file_storage(url: str) -> bool:
-    """Whether a storage is an SQLite file that exists: reading it opens no connection."""
-    path = urlsplit(url).path.removeprefix("/")
-    return check_storage(url) == "sqlite" and bool(path) and Path(path).is_file()
-
-
-def _local(id: str, place: TrialDir, sweep: Sweep) -> SweepTrial:
-    status, config = place.status(), place.config()
-    result = place.result() if status.state == "done" else None
-    state = status.state
-    if state == "running" and not place.is_held():
-        state = "interrupted"
-    curve = None
-    if sweep.curve and result is not None:
-        xs, ys = lookup(result, sweep.curve.x), lookup(result, sweep.curve.y)
-        if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
-            pairs = [(x, y if is_number(y) else None) for x, y in zip(xs, ys, strict=True)]
-            pairs = [(x, y) for x, y in pairs if is_number(x)]
-            curve = Curve(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
-    return SweepTrial(
-        id=id,
-        state=state,
-        params=config.params if config else {},
-        metrics={name: lookup(result, metric.path) for name, metric in sweep.metrics.items()}
-        if result is not None
-        else {},
-        wall_s=status.wall_s,
-        attempts=status.attempts,
-        error=status.error,
-        command=config.run if config else "",
-        cwd=config.cwd if config else "",
-        directory=str(place.path),
-        host=status.host,
-        curve=curve,
-        threads=status.threads,
-        last_value=status.last_value,
-    )
-
-
 # -- names, conditions, order ------------------------------------------------------------------
-def _names(sweep: Sweep, trials: Sequence[SweepTrial]) -> list[str]:
-    params = dict.fromkeys(key for trial in trials for key in trial.params)
-    return [*params, *sweep.metrics, *FACTS]
-
-
 def _known(name: str, names: Sequence[str]) -> str:
     name = canonical(name.strip())
-    ends = [key for key in names if key.rsplit(".", 1)[-1] == name]
+    ends = [key for key in names if last_word(key) == name]
     if name not in names and len(ends) == 1:  # as the tables' headings say it
         return ends[0]
     if name not in names:
@@ -282,8 +229,6 @@ def _meets(trial: SweepTrial, condition: str, names: Sequence[str]) -> bool:
     name, sign, text = match.groups()
     value = value_of(trial, _known(name, names))
     wanted = parse_value(text, f"--where {condition}")
-    if sign in ("=", "!="):
-        return OPERATORS[sign](value, wanted)
     try:
         return OPERATORS[sign](value, wanted)
     except TypeError:  # a trial that has not finished has no number to compare
@@ -342,10 +287,6 @@ def _words(values: Sequence[Any]) -> Counter[str]:
     return Counter(str(v).lower() if isinstance(v, bool) else v for v in words)
 
 
-def _mean(group: SweepGroup, name: str) -> float | None:
-    return group.metrics[name].mean if name in group.metrics else None
-
-
 def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
     """Whether a trial found on disk is one that this search could have drawn."""
     free = {*sweep.space, *sweep.repeat}
@@ -355,26 +296,6 @@ def belongs(sweep: Sweep, params: Mapping[str, Any]) -> bool:
         and all(key in params and axis.holds(params[key]) for key, axis in sweep.space.items())
         and all(params.get(key) in seeds for key, seeds in sweep.repeat.items())
     )
-
-
-MOST_PAIRS = 2000
-"""Pairs of levels per metric; a larger grid is not a design that pairs can answer."""
-
-
-def is_available() -> bool:
-    """Whether scipy is installed."""
-    return importlib.util.find_spec("scipy") is not None
-
-
-def check_available(option: str) -> None:
-    """Raises VitcliError where scipy is missing."""
-    if not is_available():
-        raise VitcliError(f"{option}: needs scipy, which is not installed", install_extra("stats"))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a metric is a finite number; `true` is a word."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def compare_levels(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -65,7 +66,7 @@ class SweepTrial(Result):
     """pending, running, done, failed, pruned, killed or interrupted."""
     params: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    wall_s: float | None
+    wall_s: FiniteFloat | None
     attempts: int
     error: str
     command: str
@@ -79,6 +80,15 @@ class SweepTrial(Result):
     """What OMP_NUM_THREADS was: with another number, sums are rounded and clocks run otherwise."""
     last_value: float | None = None
     """Of a pruned trial: the value at which it was ended."""
+
+
+NOT_STARTED: Mapping[str, Any] = {
+    "metrics": {},
+    "wall_s": None,
+    "attempts": 0,
+    **dict.fromkeys(("error", "command", "cwd", "directory", "host"), ""),
+}
+"""The fields of a `SweepTrial` of which nothing is known but what it is given."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,7 @@ class SweepPlan(Result):
     """Points a search will draw, each for `seeds_each` seeds."""
     seeds_each: int
     total: int = 0
-    """How many trials are known in advance, also where they are too many to list."""
+    """How many trials are known in advance."""
     shape: str = ""
     """Where the total comes from: `lr 5 x norm 2 x seed 3`."""
     notes: tuple[str, ...] = ()
@@ -231,6 +241,12 @@ class Counts:
     pruned: int
     total: int
 
+    @classmethod
+    def of(cls, states: Iterable[str | None], total: int) -> Counts:
+        """From the state of each trial; those that are left have another, or none."""
+        found = Counter(states)
+        return cls(found["done"], found["running"], found["failed"], found["pruned"], total)
+
     @property
     def left(self) -> int:
         return max(0, self.total - self.done - self.failed - self.pruned)
@@ -238,7 +254,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Event:
-    """The state of the sweep; `text` says what has just happened, if anything."""
+    """The state of the sweep; `text` says what has just happened, if anything.
+
+    Not a `results.Progress`, whose words would lose the counts that `on_event` of the API promises.
+    """
 
     counts: Counts
     seconds_left: float | None
@@ -255,3 +274,8 @@ class Outcome:
     counts: Counts
     """The state of the whole sweep."""
     stopped: str = ""
+
+
+def last_word(key: str) -> str:
+    """How tables and figures call a dotted key, which is whole in the file and in the JSON."""
+    return key.rsplit(".", 1)[-1]

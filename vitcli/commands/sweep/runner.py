@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import vitcli
-from vitcli.commands.sweep.result import Counts, Event, Outcome, State, Status
-from vitcli.commands.sweep.search import Search
+from vitcli.commands.sweep.queue import Claim, Planned, Search
+from vitcli.commands.sweep.result import Counts, Event, Outcome, State, Status, TrialConfig
 from vitcli.commands.sweep.space import Command
-from vitcli.commands.sweep.spec import Sweep, Trial
+from vitcli.commands.sweep.spec import Sweep
 from vitcli.commands.sweep.trials import (
-    Claim,
-    Planned,
     Results,
+    Trial,
     TrialDir,
+    arguments_of,
     new_values,
-    placed,
     shown_command,
 )
 from vitcli.errors import VitcliError
@@ -113,9 +112,8 @@ class Child:
         """Ask it to end, SIGKILL to all it started after GRACE_S; returns its exit code."""
         self.ask_to_end()
         try:
-            self.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE_S)
         finally:
             self.kill()
         return self.process.wait()
@@ -145,27 +143,13 @@ def start_trial(
     Raises:
         OSError: the program cannot be started.
     """
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": environment(threads)}
+    if os.name == "posix":
+        how |= {"start_new_session": True, "preexec_fn": _dies_with(os.getpid())}
+        how["pass_fds"] = () if lock.fd is None else (lock.fd,)
     with place.stdout.open("wb") as out, place.stderr.open("wb") as err:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment(threads),
-            **_with_parent(lock),
-        )
+        process = subprocess.Popen(argv, stdout=out, stderr=err, **how)
     return Child(process, time.monotonic(), timeout_s)
-
-
-def _with_parent(lock: Lock) -> dict[str, Any]:
-    """How a trial is tied to this process, as far as the system can: its lock, group and life."""
-    if os.name != "posix":
-        return {}
-    return {
-        "pass_fds": () if lock.fd is None else (lock.fd,),
-        "start_new_session": True,
-        "preexec_fn": _dies_with(os.getpid()),
-    }
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
@@ -209,13 +193,12 @@ class Runner:
     command: Command
     results: Results
     study: Planned | Search
-    jobs: int = 1
     fail_fast: bool = False
     program: Sequence[str] | None = None
     on_event: Callable[[Event], None] = lambda event: None
 
     def __post_init__(self) -> None:
-        self._threads = threads_each(self.jobs)
+        self._threads = threads_each(self.sweep.jobs)
         self._slots: list[_Slot] = []
         self._seconds: list[float] = []
         self._ran = 0
@@ -232,7 +215,7 @@ class Runner:
         """
         try:
             while True:
-                while not self._stopped and len(self._slots) < self.jobs:
+                while not self._stopped and len(self._slots) < self.sweep.jobs:
                     claim = self.study.claim()
                     if claim is None:
                         break
@@ -278,8 +261,7 @@ class Runner:
         self._say()
 
     def _start(self, slot: _Slot, trial: Trial, place: TrialDir, lock: Lock) -> None:
-        given = self.sweep.spelled_out(trial.params)
-        arguments = self.command.arguments(placed(given, place.path))
+        arguments = arguments_of(self.sweep, self.command, trial, place)
         argv = [*(self.program or [sys.executable, "-P", "-m", "vitcli"]), *arguments]
         shown = shown_command(self.program, arguments)
         before = place.status()
@@ -294,7 +276,8 @@ class Runner:
         )
         for file in (place.stdout, place.result_file):
             file.unlink(missing_ok=True)
-        place.write_config(self.sweep.command, trial, argv, shown)
+        params, cwd = dict(trial.params), str(Path.cwd())
+        place.write_config(TrialConfig(self.sweep.command, params, shown, argv, cwd))
         place.write_status(slot.status)
         try:
             slot.child = start_trial(argv, place, lock, self._threads, self.sweep.timeout)
@@ -428,4 +411,4 @@ class Runner:
             return None
         each = sum(self._seconds) / len(self._seconds)
         spent = sum(min(s.child.wall_s, each) for s in self._slots if s.child)
-        return (each * counts.left - spent) / min(max(self.jobs, counts.running), counts.left)
+        return (each * counts.left - spent) / min(max(self.sweep.jobs, counts.running), counts.left)

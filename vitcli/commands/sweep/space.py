@@ -9,14 +9,14 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from vitcli.commands import COMMANDS, command_function
 from vitcli.config.load import load_config
@@ -52,29 +52,21 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the sweep sees it.
-
-    `keys` are the dotted keys that `--set` reaches; `check` raises VitcliError for parameters that
-    the command or its config refuses.
-    """
+    """A command as the sweep sees it."""
 
     name: str
     options: Mapping[str, Option]
     keys: frozenset[str] = frozenset()
-    check: Callable[[Mapping[str, Any]], None] = lambda params: None
+    """The dotted keys that `--set` reaches."""
     stands_for: Mapping[str, str] = field(default_factory=dict)
     """Options that are shorthands, and their config keys: beside its key, one has no effect."""
+    parser: Any = None
+    """typer's command, which `check` asks; without one everything is accepted."""
 
     @property
-    def writes(self) -> frozenset[str]:
-        """The options and arguments that name a file or folder to be written."""
-        return WRITES & self.options.keys()
-
-    def knows(self, key: str) -> bool:
-        return key in self.keys or (key in self.options and key not in OWN)
-
-    def names(self) -> list[str]:
-        return sorted({*self.keys, *(self.options.keys() - OWN)})
+    def names(self) -> frozenset[str]:
+        """The options and keys that a sweep may give."""
+        return self.keys | (self.options.keys() - OWN)
 
     def arguments(self, params: Mapping[str, Any]) -> list[str]:
         """The command line after `vitcli`: options by name, then `--set` keys, then arguments.
@@ -96,6 +88,30 @@ class Command:
                 options += _option(option, value)
         end = ["--", *positional] if any(p.startswith("-") for p in positional) else positional
         return [self.name, *options, *settings, "--json", *end]
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Have the command, and the config that it makes of them, read these parameters.
+
+        Raises:
+            VitcliError: what either refuses.
+        """
+        if self.parser is None:
+            return
+        read = {key: value for key, value in params.items() if key not in WRITES - {"out"}}
+        words = self.arguments(read)[1:]
+        try:
+            self.parser.make_context(self.name, list(words))
+            if self.name in CONFIGS:  # the command itself says whether its config is good
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self.parser.main(["--print-config", *words], self.name, standalone_mode=False)
+            elif self.keys and not params.get("weights"):
+                _check_model(params, self.stands_for)
+        except VitcliError:
+            raise
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # typer's usage errors have one
+                raise
+            raise VitcliError(error.format_message(), f"`vitcli {self.name} --help`") from error
 
 
 def setting_text(value: Any) -> str:
@@ -138,8 +154,6 @@ WRITES = frozenset(
 """Options and arguments that name a file or folder to be written, of whatever command."""
 CONFIGS: dict[str, type[ModelConfig]] = {"train-shapes": ShapesRun, "train": ImagesRun}
 """What `--set` reaches; every other command that has it sets a ModelConfig."""
-
-
 OF_EACH = frozenset({"image_size", "registers"})
 """What some commands read as a list or as the size of the input, not of the position table."""
 SHORTHANDS = {
@@ -173,9 +187,10 @@ def known_commands() -> dict[str, Command]:
     return {name: c for name, c in commands.items() if "json" in c.options and name != "sweep"}
 
 
-def _command(name: str, command: Any) -> Command:
+def _command(name: str, parser: Any) -> Command:
+    """A command by typer's own."""
     options: dict[str, Option] = {}
-    for parameter in command.params:
+    for parameter in parser.params:
         if parameter.param_type_name == "argument":
             option = Option(parameter.name, "")
         else:
@@ -184,29 +199,9 @@ def _command(name: str, command: Any) -> Command:
             switch = bool(parameter.is_flag)
             option = Option(canonical(flag), flag, off, switch, bool(parameter.multiple))
         options[option.name] = option
-
-    def check(params: Mapping[str, Any]) -> None:
-        made = Command(name, options, keys, stands_for=short)
-        drawn = {key: value for key, value in params.items() if key not in WRITES - {"out"}}
-        words = made.arguments(drawn)[1:]
-        try:
-            command.make_context(name, list(words))
-            if name in CONFIGS:  # the command itself says whether its config is good
-                with contextlib.redirect_stdout(io.StringIO()):
-                    command.main(["--print-config", *words], name, standalone_mode=False)
-            elif keys and not params.get("weights"):
-                _check_model(params, short)
-        except VitcliError:
-            raise
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # typer's usage errors have one
-                raise
-            raise VitcliError(error.format_message(), f"`vitcli {name} --help`") from error
-
-    config = CONFIGS.get(name, ModelConfig)
-    keys = frozenset(known_keys(config)) if "set" in options else frozenset()
+    keys = frozenset(known_keys(CONFIGS.get(name, ModelConfig)) if "set" in options else ())
     short = {option: key for option, key in SHORTHANDS.items() if option in options and key in keys}
-    return Command(name, options, keys, check, short)
+    return Command(name, options, keys, short, parser)
 
 
 def _check_model(params: Mapping[str, Any], short: Mapping[str, str]) -> None:
@@ -216,10 +211,8 @@ def _check_model(params: Mapping[str, Any], short: Mapping[str, str]) -> None:
         for key, value in params.items()
         if (key in short or "." in key) and key not in OF_EACH and value is not None
     ]
-    presets, files = params.get("preset"), params.get("config")
-    several = [*_several(presets or []), *([] if presets else [None])]
-    for preset in several:
-        for file in _several(files or []) or [""]:
+    for preset in _several(params.get("preset") or []) or [None]:
+        for file in _several(params.get("config") or []) or [""]:
             load_config(ModelConfig, preset, Path(file) if file else None, settings)
 
 
@@ -272,17 +265,20 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
+    def stride(self) -> int | float:
+        """From one value to the next; 0 for real numbers without a step."""
+        return self.step or (1 if self.whole else 0)
+
+    @property
     def size(self) -> float:
-        """How many different values there are; infinite for real numbers without a step."""
-        step = self.step or (1 if self.whole else 0)
         if self.low == self.high:
             return 1
-        return round((self.high - self.low) / step) + 1 if step else math.inf
+        return round((self.high - self.low) / self.stride) + 1 if self.stride else math.inf
 
     def suggest(self, trial: optuna.Trial, name: str) -> None:
         if self.whole:
-            step = int(self.step or 1)
-            trial.suggest_int(name, int(self.low), int(self.high), step=step, log=self.log)
+            low, high, step = int(self.low), int(self.high), int(self.stride)
+            trial.suggest_int(name, low, high, step=step, log=self.log)
         else:
             trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
 
@@ -294,19 +290,17 @@ class Range:
         """
         if self.low == self.high:
             return self.low
-        step = self.step or (1 if self.whole else 0)
+        low, high = self.low - self.stride / 2, self.high + self.stride / 2
         if self.log:
-            ends = math.log(self.low - step / 2), math.log(self.high + step / 2)
-            drawn = math.exp(generator.uniform(*ends))
+            drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
             drawn = round(drawn) if self.whole else drawn
-        elif step:
-            place = generator.uniform(self.low - step / 2, self.high + step / 2)
-            steps = (place - self.low) / step
-            count = math.floor(steps + 0.5) if self.whole else round(steps)
-            drawn = count * step + self.low
         else:
-            drawn = generator.uniform(self.low, self.high)
-        last = self.high if self.whole or step else math.nextafter(self.high, self.low)
+            drawn = generator.uniform(low, high)
+            if self.stride:
+                steps = (drawn - self.low) / self.stride
+                count = math.floor(steps + 0.5) if self.whole else round(steps)
+                drawn = count * self.stride + self.low
+        last = self.high if self.stride else math.nextafter(self.high, self.low)
         drawn = min(max(drawn, self.low), last)
         return int(drawn) if self.whole else float(drawn)
 
@@ -314,7 +308,6 @@ class Range:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     def ends(self) -> tuple[Scalar, ...]:
-        """What a check must look at to know that every value is good."""
         return (self.low, self.high)
 
 
@@ -406,48 +399,3 @@ class SearchSection(Section):
     seed: int | None = Field(default=None, ge=0, lt=2**31)
     pruner: PrunerSection | None = None
     space: dict[str, Any]
-
-
-class MetricSection(Section):
-    """A column: where its value is in the result, and how figures and sentences name it."""
-
-    path: str
-    label: str = ""
-    unit: str = ""
-    better: Literal["higher", "lower"] | None = None
-    chance: float | None = None
-    """What guessing has; a line of figures."""
-
-
-class CurveSection(Section):
-    """Dotted paths of two lists of equal length in the result, drawn as one curve per trial."""
-
-    x: str
-    y: str
-
-
-class SweepSection(Section):
-    """The whole file."""
-
-    name: str = ""
-    question: str = ""
-    command: str
-    base: dict[str, Any] = Field(default_factory=dict)
-    grid: dict[str, Any] = Field(default_factory=dict)
-    zip: dict[str, Any] = Field(default_factory=dict)
-    random: RandomSection | None = None
-    search: SearchSection | None = None
-    repeat: PositiveInt | dict[str, Any] = 1
-    needs: dict[str, str] = Field(default_factory=dict)
-    """Paths that must exist before a trial runs, and the command that makes each."""
-    configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Configs by name, written out: a value of `config` is one of these names, or a file."""
-    labels: dict[str, str] = Field(default_factory=dict)
-    """How figures name an option or a config key; by default its last word."""
-    metrics: list[str] | dict[str, str | MetricSection] = Field(default_factory=dict)
-    curve: CurveSection | None = None
-    jobs: PositiveInt = 1
-    timeout: PositiveFloat | None = None
-    """Time limit per trial, in seconds."""
-    max_failures_in_row: PositiveInt | None = 5
-    storage: str | None = None

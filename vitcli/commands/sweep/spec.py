@@ -2,69 +2,97 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from vitcli.commands.sweep.result import last_word
 from vitcli.commands.sweep.space import (
+    WRITES,
     Choice,
     Command,
-    CurveSection,
-    MetricSection,
     PrunerSection,
     RandomSection,
     Range,
     SearchSection,
-    SweepSection,
     canonical,
-    draw,
     read_space,
 )
+from vitcli.config.schema import Section
 from vitcli.config.settings import Layers, nearest, validate
-from vitcli.config.yaml import Document, leaves, read_yaml
+from vitcli.config.yaml import Document, KeyPath, leaves, read_yaml
 from vitcli.errors import VitcliError
 
 Value = Any
 """A YAML scalar, or a list of them for an option that takes several."""
-MOST_TRIALS = 100_000
-"""More are counted, not listed."""
+Parts = dict[str, Mapping[str, Any]]
+"""The parts of a file that give keys, by name."""
+FOR_A_SEARCH = (
+    "is for a search",
+    "leave --storage out; machines share a grid by --out on a shared disk",
+)
 HIGHER, LOWER = frozenset({"accuracy", "acc"}), frozenset({"loss", "error"})
 """Words in a metric's name that say which end is better."""
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep that is known to make sense, every key under its one name.
+class MetricSection(Section):
+    """A column: where its value is in the result, and how figures and sentences name it."""
 
-    `repeat` holds the seeds under the name of the seed option; `metrics` maps a column's name to
-    the dotted path into the result JSON and what figures and sentences say of it.
-    """
+    path: str
+    label: str = ""
+    unit: str = ""
+    better: Literal["higher", "lower"] | None = None
+    chance: float | None = None
+    """What guessing has; a line of figures."""
 
-    name: str
-    question: str
+
+class CurveSection(Section):
+    """Dotted paths of two lists of equal length in the result, drawn as one curve per trial."""
+
+    x: str
+    y: str
+
+
+class SweepSection(Section):
+    """The whole file."""
+
+    name: str = ""
+    question: str = ""
     command: str
-    base: Mapping[str, Value]
-    grid: Mapping[str, list[Value]]
-    zip: Mapping[str, list[Value]]
-    random: RandomSection | None
-    search: SearchSection | None
-    space: Mapping[str, Choice | Range]
-    repeat: Mapping[str, Sequence[Value]]
-    metrics: Mapping[str, MetricSection]
-    labels: Mapping[str, str]
-    configs: Mapping[str, Mapping[str, Value]]
-    """Config keys and their values by the name that `config` may have in place of a file."""
-    needs: Mapping[str, str]
-    curve: CurveSection | None
-    jobs: int
-    timeout: float | None
-    max_failures_in_row: int | None
-    storage: str | None
+    base: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, Any] = Field(default_factory=dict)
+    zip: dict[str, Any] = Field(default_factory=dict)
+    random: RandomSection | None = None
+    search: SearchSection | None = None
+    repeat: PositiveInt | dict[str, Any] = 1
+    needs: dict[str, str] = Field(default_factory=dict)
+    """Paths that must exist before a trial runs, and the command that makes each."""
+    configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Configs by name, written out: a value of `config` is one of these names, or a file."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """How figures name an option or a config key; by default its last word."""
+    metrics: list[str] | Mapping[str, str | MetricSection] = Field(default_factory=dict)
+    curve: CurveSection | None = None
+    jobs: PositiveInt = 1
+    timeout: PositiveFloat | None = None
+    """Time limit per trial, in seconds."""
+    max_failures_in_row: PositiveInt | None = 5
+    storage: str | None = None
+
+
+class Sweep(SweepSection):
+    """A sweep's file that is known to make sense, every key under its one name."""
+
+    space: dict[str, Choice | Range]
+    """What `random` or `search` draws from."""
+    repeat: dict[str, Sequence[Value]]
+    """The seeds, under the name of the seed option."""
+    metrics: dict[str, MetricSection]
+    """By a column's name: the path into the result, and what figures and sentences say of it."""
     source: str
 
     @property
@@ -180,44 +208,36 @@ def read_sweep(document: Document, commands: Mapping[str, Command] | None = None
     for path, line in document.lines.items():  # sections, beside the values in them
         layers.sources.setdefault(path, (layers.count, f"{document.source}:{line}"))
     section = validate(SweepSection, layers)
-    return _Reader(document, section, commands).sweep()
+    reader = _Reader(document, section, (commands or {}).get(section.command))
+    if commands is not None and reader.command is None:
+        text = f"`vitcli {section.command}` is not a command"
+        raise reader.fail(("command",), text, nearest(section.command, sorted(commands)))
+    return reader.sweep()
 
 
 @dataclass(frozen=True)
 class _Reader:
+    """From a file's section to a sweep; without a command its option names are not checked."""
+
     document: Document
     section: SweepSection
-    commands: Mapping[str, Command] | None
+    command: Command | None
 
-    def fail(self, path: tuple[str, ...], text: str, hint: str) -> VitcliError:
+    def fail(self, path: KeyPath, text: str, hint: str) -> VitcliError:
         """An error at the line of `path`, or of the closest key above it."""
-        line = next(
-            (self.document.lines[p] for p in _above(path) if p in self.document.lines), None
-        )
+        line = next((self.document.lines[p] for p in _up(path) if p in self.document.lines), None)
         where = self.document.source + (f":{line}" if line else "")
         return VitcliError(f"{where}: {'.'.join(path)}: {text}", hint)
 
     def sweep(self) -> Sweep:
         section = self.section
-        command = self._command()
-        base = self._names(("base",), section.base, command)
-        grid = self._lists("grid", command)
-        zipped = self._lists("zip", command)
+        base = self._names(("base",), section.base)
+        grid, zipped = self._lists("grid"), self._lists("zip")
         if len({len(values) for values in zipped.values()}) > 1:
             lengths = ", ".join(f"{key} {len(values)}" for key, values in zipped.items())
             raise self.fail(("zip",), f"lists of unequal length: {lengths}", "zip goes in step")
         drawn = "search" if section.search else "random"
-        space: dict[str, Choice | Range] = {}
-        if source := section.search or section.random:
-            for key, value in source.space.items():
-                try:
-                    space[canonical(key)] = read_space(value)
-                except ValueError as error:
-                    hint = "a list, or {low: 1e-4, high: 1e-1, log: true}"
-                    raise self.fail((drawn, "space", key), str(error), hint) from error
-                self._known((drawn, "space", key), key, command)
-            if not space:
-                raise self.fail((drawn, "space"), "nothing varies", "name an option and its range")
+        space = self._space(drawn)
         if section.search and (grid or zipped or section.random):
             raise self.fail(
                 ("search",), "cannot be combined with grid, zip or random",
@@ -225,48 +245,32 @@ class _Reader:
             )  # fmt: skip
         if section.search and section.search.pruner:
             self._check_pruner(section.search.pruner, base)
-        if command and section.storage and not section.search:
-            raise self.fail(
-                ("storage",), "is for a search",
-                "leave --storage out; machines share a grid by --out on a shared disk",
-            )  # fmt: skip
-        repeat = self._repeat(command)
-        parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
+        if self.command and section.storage and not section.search:
+            raise self.fail(("storage",), *FOR_A_SEARCH)
+        repeat = self._repeat()
+        parts: Parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
         parts["repeat"] = repeat
-        configs = self._configs(command, parts)
+        configs = self._configs(parts)
         for one in [{f"configs.{name}": keys} for name, keys in configs.items()] or [{}]:
-            self._once({**parts, **one}, command.stands_for if command else {})
-        if command:
-            self._check_writes(command, parts)
-        metrics = self._metrics()
-        labels = {canonical(key): label for key, label in section.labels.items()}
-        return Sweep(
-            name=self._name(),
-            question=section.question,
-            command=section.command,
-            base=base,
-            grid=grid,
-            zip=zipped,
-            random=section.random,
-            search=section.search,
-            space=space,
-            repeat=repeat,
-            metrics=metrics,
-            labels=labels,
-            configs=configs,
-            needs=section.needs,
-            curve=section.curve,
-            jobs=section.jobs,
-            timeout=section.timeout,
-            max_failures_in_row=section.max_failures_in_row,
-            storage=section.storage,
-            source=self.document.source,
-        )
+            self._check_once({**parts, **one})
+        self._check_writes(parts)
+        given = {
+            "name": self._name(),
+            "base": base,
+            "grid": grid,
+            "zip": zipped,
+            "space": space,
+            "repeat": repeat,
+            "configs": configs,
+            "metrics": self._metrics(),
+            "labels": {canonical(key): label for key, label in section.labels.items()},
+            "source": self.document.source,
+        }
+        return Sweep.model_construct(**{**dict(section), **given})
 
     def _name(self) -> str:
         """The name, which is also that of the directory below runs/."""
-        given = self.section.name
-        name = given or Path(self.document.source).stem
+        name = self.section.name or Path(self.document.source).stem
         if name in (".", "..") or not name.isprintable() or set(name) & {"/", "\\"}:
             text = f"is not the name of a directory (got {name!r})"
             hint = "write `name: my-sweep`; --out DIR chooses another place"
@@ -275,19 +279,92 @@ class _Reader:
             raise self.fail(("name",), f"is too long ({len(name)} characters)", "at most 100")
         return name
 
-    def _check_writes(self, command: Command, parts: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse values that write outside the trial's directory: --out alone decides where."""
-        for part, values in parts.items():
-            for key in values.keys() & command.writes:
-                for value in _listed(values[key]):
-                    place = str(value)
-                    outside = not place.startswith("{trial}/") or ".." in place.split("/")
-                    if value is not None and (outside or "\\" in place):
-                        raise self.fail(
-                            (*part.split("."), key),
-                            f"writes outside the trial's directory (got {place})",
-                            f'{key}: "{{trial}}/{key}…"',
-                        )
+    def _known(self, path: KeyPath, key: str) -> None:
+        if self.command and canonical(key) not in self.command.names:
+            text = f"`vitcli {self.command.name}` has no such option and its config no such key"
+            raise self.fail(path, text, nearest(key, sorted(self.command.names)))
+
+    def _names(self, path: KeyPath, values: Mapping[str, Any]) -> dict[str, Value]:
+        named: dict[str, Value] = {}
+        for where, value in leaves(values):
+            key = ".".join(where)
+            self._known((*path, *where), key)
+            if canonical(key) in named:
+                raise self.fail((*path, *where), "is given twice", "keep one of the two")
+            named[canonical(key)] = value
+        return named
+
+    def _lists(self, part: str) -> dict[str, list[Value]]:
+        lists = self._names((part,), getattr(self.section, part))
+        for key, values in lists.items():
+            if not isinstance(values, list) or not values:
+                hint = f"{key}: [first, second]"
+                raise self.fail((part, key), f"expected a list of values, got {values!r}", hint)
+        return lists
+
+    def _space(self, drawn: str) -> dict[str, Choice | Range]:
+        space: dict[str, Choice | Range] = {}
+        source = self.section.search or self.section.random
+        for key, value in source.space.items() if source else ():
+            try:
+                space[canonical(key)] = read_space(value)
+            except ValueError as error:
+                hint = "a list, or {low: 1e-4, high: 1e-1, log: true}"
+                raise self.fail((drawn, "space", key), str(error), hint) from error
+            self._known((drawn, "space", key), key)
+        if source and not space:
+            raise self.fail((drawn, "space"), "nothing varies", "name an option and its range")
+        return space
+
+    def _repeat(self) -> dict[str, Sequence[Value]]:
+        repeat = self.section.repeat
+        if repeat == 1:
+            return {}
+        if isinstance(repeat, int):
+            repeat = {"seed": repeat}
+        if len(repeat) != 1:
+            raise self.fail(("repeat",), "expected one option", "repeat: 3, or {seed: [0, 1, 2]}")
+        ((key, seeds),) = repeat.items()
+        self._known(("repeat", key), key)
+        if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
+            return {canonical(key): range(seeds)}
+        if not isinstance(seeds, list) or not seeds:
+            raise self.fail(("repeat", key), f"expected a count or a list, got {seeds!r}", "3")
+        return {canonical(key): seeds}
+
+    def _configs(self, parts: Parts) -> dict[str, dict[str, Value]]:
+        """The file's configs, each of which some value of `config` names."""
+        found: dict[str, dict[str, Value]] = {}
+        used = [name for values in parts.values() for name in _listed(values.get("config"))]
+        for name, keys in self.section.configs.items():
+            if name not in used:
+                raise self.fail(("configs", name), "is not used", f"grid: {{config: [{name}, …]}}")
+            found[name] = self._names(("configs", name), keys)
+            if option := next((key for key in found[name] if "." not in key), None):
+                text = "is an option (expected a key of a config)"
+                raise self.fail(("configs", name, option), text, "move it to base or grid")
+        return found
+
+    def _metrics(self) -> dict[str, MetricSection]:
+        given = self.section.metrics
+        if isinstance(given, list):
+            short = [last_word(path) for path in given]
+            clash = len(set(short)) < len(short)
+            given = {(p if clash else s): p for s, p in zip(short, given, strict=True)}
+        metrics = {
+            name: MetricSection(path=metric) if isinstance(metric, str) else metric
+            for name, metric in given.items()
+        }
+        search = self.section.search
+        if search and search.metric not in {*metrics, *(m.path for m in metrics.values())}:
+            wanted = MetricSection(path=search.metric)
+            metrics = {last_word(search.metric): wanted, **metrics}
+        for name, metric in metrics.items():
+            if metric.better is None:
+                words = set(name.lower().replace(".", "_").split("_"))
+                better = "higher" if words & HIGHER else "lower" if words & LOWER else None
+                metrics[name] = metric.model_copy(update={"better": better})
+        return metrics
 
     def _check_pruner(self, pruner: PrunerSection, base: Mapping[str, Value]) -> None:
         if "{trial}" not in pruner.file:
@@ -298,110 +375,41 @@ class _Reader:
             text = f"no option makes the command write {pruner.file}"
             raise self.fail(("search", "pruner"), text, 'base: {out: "{trial}/run"}')
 
-    def _command(self) -> Command | None:
-        if self.commands is None:
-            return None
-        name = self.section.command
-        if name not in self.commands:
-            hint = nearest(name, sorted(self.commands))
-            raise self.fail(("command",), f"`vitcli {name}` is not a command", hint)
-        return self.commands[name]
-
-    def _known(self, path: tuple[str, ...], key: str, command: Command | None) -> None:
-        if command and not command.knows(canonical(key)):
-            text = f"`vitcli {command.name}` has no such option and its config no such key"
-            raise self.fail(path, text, nearest(key, command.names()))
-
-    def _names(
-        self, path: tuple[str, ...], values: Mapping[str, Any], command: Command | None
-    ) -> dict[str, Value]:
-        named: dict[str, Value] = {}
-        for where, value in leaves(values):
-            key = ".".join(where)
-            self._known((*path, *where), key, command)
-            if canonical(key) in named:
-                raise self.fail((*path, *where), "is given twice", "keep one of the two")
-            named[canonical(key)] = value
-        return named
-
-    def _lists(self, part: str, command: Command | None) -> dict[str, list[Value]]:
-        lists = self._names((part,), getattr(self.section, part), command)
-        for key, values in lists.items():
-            if not isinstance(values, list) or not values:
-                hint = f"{key}: [first, second]"
-                raise self.fail((part, key), f"expected a list of values, got {values!r}", hint)
-        return lists
-
-    def _configs(
-        self, command: Command | None, parts: Mapping[str, Mapping[str, Any]]
-    ) -> dict[str, dict[str, Value]]:
-        """The file's configs, each of which some value of `config` names."""
-        found: dict[str, dict[str, Value]] = {}
-        used = [name for values in parts.values() for name in _listed(values.get("config"))]
-        for name, keys in self.section.configs.items():
-            if name not in used:
-                raise self.fail(("configs", name), "is not used", f"grid: {{config: [{name}, …]}}")
-            found[name] = self._names(("configs", name), keys, command)
-            if option := next((key for key in found[name] if "." not in key), None):
-                text = "is an option (expected a key of a config)"
-                raise self.fail(("configs", name, option), text, "move it to base or grid")
-        return found
-
-    def _repeat(self, command: Command | None) -> dict[str, Sequence[Value]]:
-        repeat = self.section.repeat
-        if repeat == 1:
-            return {}
-        if isinstance(repeat, int):
-            repeat = {"seed": repeat}
-        if len(repeat) != 1:
-            raise self.fail(("repeat",), "expected one option", "repeat: 3, or {seed: [0, 1, 2]}")
-        ((key, seeds),) = repeat.items()
-        self._known(("repeat", key), key, command)
-        if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
-            return {canonical(key): range(seeds)}
-        if not isinstance(seeds, list) or not seeds:
-            raise self.fail(("repeat", key), f"expected a count or a list, got {seeds!r}", "3")
-        return {canonical(key): seeds}
-
-    def _once(self, parts: Mapping[str, Mapping[str, Any]], stands_for: Mapping[str, str]) -> None:
+    def _check_once(self, parts: Parts) -> None:
+        """Refuse a key that two parts give, as itself, by a shorthand or in a section above it."""
         seen: dict[str, str] = {}
+
+        def twice(key: str, how: str) -> VitcliError:
+            return self.fail((*seen[key].split("."), key), f"is also {how}", "keep one of the two")
+
         for part, values in parts.items():
             for key in values:
-                if key in seen:
-                    text = f"is also in {seen[key]}"
-                    raise self.fail((*part.split("."), key), text, "keep one of the two")
+                before = seen.get(key)
                 seen[key] = part
-        for option, key in stands_for.items():
+                if before:
+                    raise twice(key, f"in {before}")
+        for option, key in (self.command.stands_for if self.command else {}).items():
             if option in seen and key in seen:
-                text = f"is also {key} in {seen[key]}, which would win"
-                raise self.fail((*seen[option].split("."), option), text, "keep one of the two")
-        for key, part in seen.items():
-            above = next((".".join(a) for a in _above(tuple(key.split("."))[:-1])
-                          if ".".join(a) in seen), None)  # fmt: skip
-            if above:
-                text = f"is also part of {above} in {seen[above]}"
-                raise self.fail((*part.split("."), key), text, "keep one of the two")
+                raise twice(option, f"{key} in {seen[key]}, which would win")
+        for key in seen:
+            for above in map(".".join, _up(tuple(key.split("."))[:-1])):
+                if above in seen:
+                    raise twice(key, f"part of {above} in {seen[above]}")
 
-    def _metrics(self) -> dict[str, MetricSection]:
-        given = self.section.metrics
-        if isinstance(given, list):
-            short = [path.rsplit(".", 1)[-1] for path in given]
-            clash = len(set(short)) < len(short)
-            given = {(p if clash else s): p for s, p in zip(short, given, strict=True)}
-        metrics = {
-            name: MetricSection(path=metric) if isinstance(metric, str) else metric
-            for name, metric in given.items()
-        }
-        search = self.section.search
-        if search and search.metric not in {*metrics, *(m.path for m in metrics.values())}:
-            wanted = MetricSection(path=search.metric)
-            metrics = {search.metric.rsplit(".", 1)[-1]: wanted, **metrics}
-        for name, metric in metrics.items():
-            if metric.better is None:
-                words = set(name.lower().replace(".", "_").split("_"))
-                better = "higher" if words & HIGHER else "lower" if words & LOWER else None
-                metrics[name] = metric.model_copy(update={"better": better})
-        return metrics
+    def _check_writes(self, parts: Parts) -> None:
+        """Refuse values that write outside the trial's directory: --out alone decides where."""
+        writes = WRITES & self.command.options.keys() if self.command else frozenset()
+        for part, values in parts.items():
+            for key in values.keys() & writes:
+                for value in _listed(values[key]):
+                    place = str(value)
+                    outside = not place.startswith("{trial}/") or ".." in place.split("/")
+                    if value is not None and (outside or "\\" in place):
+                        raise self.fail(
+                            (*part.split("."), key),
+                            f"writes outside the trial's directory (got {place})",
+                            f'{key}: "{{trial}}/{key}…"',
+                        )
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -410,84 +418,7 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple | range) else [value]
 
 
-def _above(path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _up(path: KeyPath) -> Iterator[KeyPath]:
+    """The path, then each section above it."""
     for end in range(len(path), 0, -1):
         yield path[:end]
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of the command: every option and config key it is given."""
-
-    id: str
-    params: Mapping[str, Any]
-
-
-def trial_id(command: str, params: Mapping[str, Any]) -> str:
-    """Twelve hex digits of the SHA-256 of command and parameters.
-
-    Neither the order of the keys nor the spelling of a number (1, 1.0, 1e0) matters.
-    """
-    same = {"command": command, "params": _one_spelling(params)}
-    plain = json.dumps(same, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(plain.encode()).hexdigest()[:12]
-
-
-def expand(sweep: Sweep) -> list[Trial]:
-    """Every trial that is known in advance: zip x grid x random, then the seeds.
-
-    The seeds are the outermost loop, so that a sweep that is cut off has covered the whole space
-    with the first seed. A `search` has none: Optuna draws its trials one after the other.
-
-    Raises:
-        VitcliError: more than MOST_TRIALS.
-    """
-    known = sweep.size // (sweep.search.trials if sweep.search else 1)
-    if known > MOST_TRIALS:
-        raise VitcliError(
-            f"{sweep.source}: {known:,} trials ({sweep.shape}) are too many to list "
-            f"(at most {MOST_TRIALS:,})",
-            "draw some of them: `random: {trials: 100, space: …}`",
-        )
-    if sweep.search:
-        return []
-    zipped = [
-        dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)
-    ] or [{}]
-    cells = [
-        dict(zip(sweep.grid, row, strict=True)) for row in itertools.product(*sweep.grid.values())
-    ]
-    drawn: list[dict[str, Any]] = [{}]
-    if sweep.random:
-        drawn = draw(sweep.space, sweep.random.trials, sweep.random.seed)
-    found: dict[str, Trial] = {}
-    for seed in seeds_of(sweep):
-        for one, two, three in itertools.product(zipped, cells, drawn):
-            trial = trial_of(sweep, {**one, **two, **three, **seed})
-            found.setdefault(trial.id, trial)
-    return list(found.values())
-
-
-def repeats(sweep: Sweep, point: Mapping[str, Any]) -> list[Trial]:
-    """The trials of one point of a search, one a seed."""
-    return [trial_of(sweep, {**point, **seed}) for seed in seeds_of(sweep)]
-
-
-def _one_spelling(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: _one_spelling(item) for key, item in value.items()}
-    return [_one_spelling(item) for item in value] if isinstance(value, list) else value
-
-
-def seeds_of(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    if not sweep.repeat:
-        yield {}
-    for key, seeds in sweep.repeat.items():
-        yield from ({key: seed} for seed in seeds)
-
-
-def trial_of(sweep: Sweep, varied: Mapping[str, Any]) -> Trial:
-    params = {**sweep.base, **varied}
-    return Trial(trial_id(sweep.command, sweep.spelled_out(params)), params)

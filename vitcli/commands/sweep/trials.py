@@ -1,4 +1,4 @@
-"""What a sweep leaves on disk, and who may run what: DIR/sweep.yaml and a directory per trial.
+"""The trials of a sweep, and what they leave on disk: DIR/sweep.yaml and a directory per trial.
 
 A trial's directory is also its claim: who holds the lock in it may run it, and the kernel frees the
 lock when its holder dies, however that happens. So any number of processes, on any machine that
@@ -10,34 +10,112 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import json
 import math
 import os
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vitcli.commands.sweep.result import Counts, State, Status, TrialConfig
-from vitcli.commands.sweep.spec import Sweep, Trial, expand
+from vitcli.commands.sweep.result import Curve, Status, SweepTrial, TrialConfig
+from vitcli.commands.sweep.space import Command, draw
+from vitcli.commands.sweep.spec import Sweep
 from vitcli.commands.sweep.storage import masked_url
-from vitcli.config.yaml import checked, dump_yaml, parse_yaml, read_json, read_yaml
+from vitcli.config.yaml import checked, dump_yaml, lookup, parse_yaml, read_json, read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
+from vitcli.measures import is_number
 
-if TYPE_CHECKING:
-    import optuna
-
-
+MOST_TRIALS = 100_000
+"""More are counted, not listed."""
 LARGEST = 2**1000
 """Numbers of a result beyond it are infinite for all that is done with them here."""
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One run of the command: every option and config key it is given."""
+
+    id: str
+    params: Mapping[str, Any]
+
+
+def trial_id(command: str, params: Mapping[str, Any]) -> str:
+    """Twelve hex digits of the SHA-256 of command and parameters.
+
+    Neither the order of the keys nor the spelling of a number (1, 1.0, 1e0) matters.
+    """
+    same = {"command": command, "params": _one_spelling(params)}
+    plain = json.dumps(same, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:12]
+
+
+def expand(sweep: Sweep) -> list[Trial]:
+    """Every trial that is known in advance: zip x grid x random, then the seeds.
+
+    The seeds are the outermost loop, so that a sweep that is cut off has covered the whole space
+    with the first seed. A `search` has none: Optuna draws its trials one after the other.
+
+    Raises:
+        VitcliError: more than MOST_TRIALS.
+    """
+    known = sweep.size // (sweep.search.trials if sweep.search else 1)
+    if known > MOST_TRIALS:
+        raise VitcliError(
+            f"{sweep.source}: {known:,} trials ({sweep.shape}) are too many to list "
+            f"(at most {MOST_TRIALS:,})",
+            "draw some of them: `random: {trials: 100, space: …}`",
+        )
+    if sweep.search:
+        return []
+
+    def points(axes: Mapping[str, Any], rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        return [dict(zip(axes, row, strict=True)) for row in rows]
+
+    zipped = points(sweep.zip, zip(*sweep.zip.values(), strict=True)) or [{}]
+    cells = points(sweep.grid, itertools.product(*sweep.grid.values()))
+    drawn: list[dict[str, Any]] = [{}]
+    if sweep.random:
+        drawn = draw(sweep.space, sweep.random.trials, sweep.random.seed)
+    found: dict[str, Trial] = {}
+    for seed in seeds_of(sweep):
+        for one, two, three in itertools.product(zipped, cells, drawn):
+            trial = trial_of(sweep, {**one, **two, **three, **seed})
+            found.setdefault(trial.id, trial)
+    return list(found.values())
+
+
+def repeats(sweep: Sweep, point: Mapping[str, Any]) -> list[Trial]:
+    """The trials of one point of a search, one a seed."""
+    return [trial_of(sweep, {**point, **seed}) for seed in seeds_of(sweep)]
+
+
+def _one_spelling(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _one_spelling(item) for key, item in value.items()}
+    return [_one_spelling(item) for item in value] if isinstance(value, list) else value
+
+
+def seeds_of(sweep: Sweep) -> list[dict[str, Any]]:
+    """The seed option with each of its values; one time nothing where there is no `repeat`."""
+    return [{key: seed} for key, seeds in sweep.repeat.items() for seed in seeds] or [{}]
+
+
+def trial_of(sweep: Sweep, varied: Mapping[str, Any]) -> Trial:
+    params = {**sweep.base, **varied}
+    return Trial(trial_id(sweep.command, sweep.spelled_out(params)), params)
+
+
+@dataclass(frozen=True)
 class TrialDir:
-    """One trial's directory."""
+    """One trial's directory. What reads a file of it raises VitcliError where that is damaged."""
 
     path: Path
 
@@ -65,46 +143,25 @@ class TrialDir:
         return is_held(self.path / "lock")
 
     def status(self) -> Status:
-        """Its status; a trial that says it runs although nobody holds its lock was cut off.
-
-        Raises:
-            VitcliError: the file is damaged.
-        """
+        """Its status; a trial that says it runs although nobody holds its lock was cut off."""
         path = self.path / "status"
         return read_json(path, Status, self._again) if path.exists() else Status("pending")
 
     def write_status(self, status: Status) -> None:
-        text = json.dumps(dataclasses.asdict(status), indent=1)
-        _write(self.path / "status", text)
+        _write(self.path / "status", json.dumps(dataclasses.asdict(status), indent=1))
 
-    def write_config(self, command: str, trial: Trial, argv: Sequence[str], shown: str) -> None:
-        """config.yaml: the resolved config, and the command line that reproduces the trial."""
-        config = {
-            "command": command,
-            "params": dict(trial.params),
-            "run": shown,
-            "argv": list(argv),
-            "cwd": str(Path.cwd()),
-        }
-        _write(self.path / "config.yaml", dump_yaml(config))
+    def write_config(self, config: TrialConfig) -> None:
+        _write(self.path / "config.yaml", dump_yaml(dataclasses.asdict(config)))
 
     def config(self) -> TrialConfig | None:
-        """config.yaml as it was written, or None where the trial never started.
-
-        Raises:
-            VitcliError: the file is damaged.
-        """
+        """config.yaml as it was written, or None where the trial never started."""
         path = self.path / "config.yaml"
         if not path.exists():
             return None
         return checked(read_yaml(path).data, str(path), TrialConfig, self._again)
 
     def result(self) -> dict[str, Any] | None:
-        """The trial's JSON, or None where it has not finished.
-
-        Raises:
-            VitcliError: the file is damaged.
-        """
+        """The trial's JSON, or None where it has not finished."""
         try:
             return read_result(self.result_file.read_bytes())
         except OSError:
@@ -236,11 +293,9 @@ class Results:
         """Which directory this is, from whatever machine it is seen."""
         return (self.root / "id").read_text().strip()
 
-    @contextlib.contextmanager
-    def claiming(self) -> Iterator[None]:
+    def claiming(self) -> Lock:
         """One process at a time decides which trial is next."""
-        with lock(self.root / "claim.lock"):
-            yield
+        return lock(self.root / "claim.lock")
 
     def trial(self, id: str) -> TrialDir:
         return TrialDir(self.root / "trials" / id)
@@ -253,20 +308,56 @@ class Results:
                 yield TrialDir(path)
 
 
-def place(value: Any, directory: Path) -> Any:
-    """A value with `{trial}` replaced by the trial's directory."""
-    if isinstance(value, str):
-        return value.replace("{trial}", str(directory))
-    return [place(item, directory) for item in value] if isinstance(value, list) else value
+def arguments_of(sweep: Sweep, command: Command, trial: Trial, place: TrialDir) -> list[str]:
+    """The words after `vitcli`, with the trial's directory in place of `{trial}`."""
 
+    def placed(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace("{trial}", str(place.path))
+        return list(map(placed, value)) if isinstance(value, list) else value
 
-def placed(params: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    return {key: place(value, directory) for key, value in params.items()}
+    given = sweep.spelled_out(trial.params)
+    return command.arguments({key: placed(value) for key, value in given.items()})
 
 
 def shown_command(program: Sequence[str] | None, arguments: Sequence[str]) -> str:
     """The command line for people: `vitcli …`, or the program in its place."""
     return shlex.join([*(program or ["vitcli"]), *arguments])
+
+
+def read_trial(sweep: Sweep, place: TrialDir) -> SweepTrial:
+    """What a trial's directory says of it."""
+    status, config = place.status(), place.config()
+    result = place.result() if status.state == "done" else None
+    columns = sweep.metrics.items() if result is not None else ()
+    cut_off = status.state == "running" and not place.is_held()
+    return SweepTrial(
+        id=place.path.name,
+        state="interrupted" if cut_off else status.state,
+        params=config.params if config else {},
+        metrics={name: lookup(result, metric.path) for name, metric in columns},
+        wall_s=status.wall_s,
+        attempts=status.attempts,
+        error=status.error,
+        command=config.run if config else "",
+        cwd=config.cwd if config else "",
+        directory=str(place.path),
+        host=status.host,
+        curve=_curve(sweep, result),
+        threads=status.threads,
+        last_value=status.last_value,
+    )
+
+
+def _curve(sweep: Sweep, result: Mapping[str, Any] | None) -> Curve | None:
+    """The points of a result's curve that have a number for x."""
+    if not sweep.curve or result is None:
+        return None
+    xs, ys = lookup(result, sweep.curve.x), lookup(result, sweep.curve.y)
+    if not (isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys)):
+        return None
+    points = [(x, y if is_number(y) else None) for x, y in zip(xs, ys, strict=True) if is_number(x)]
+    return Curve(tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
 def _kept(text: str, **given: str | None) -> str:
@@ -285,132 +376,6 @@ def _kept(text: str, **given: str | None) -> str:
 def _write(path: Path, text: str) -> None:
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-# -- who runs what -------------------------------------------------------------------------------
-@dataclass
-class Claim:
-    """Trials this process alone may run: one, or the seeds of one point of a search."""
-
-    id: str
-    trials: list[tuple[Trial, TrialDir, Lock]]
-    """Each with its directory and its lock."""
-    number: int = 0
-    key: int = 0
-    """Of a search: the storage's own key of the entry."""
-    live: optuna.Trial | None = None
-    """The entry as a search reports to it."""
-
-    def release(self) -> None:
-        for _, _, held in self.trials:
-            held.close()
-        self.trials = []
-
-
-@dataclass
-class Planned:
-    """The trials of a grid, a list or of random draws, claimed by the locks in their directories.
-
-    `claim` gives out each trial that has not ended and that nobody else runs. What has ended is
-    read from the directories alone, so nothing needs to be entered anywhere when a trial ends.
-    """
-
-    sweep: Sweep
-    results: Results
-    retry_failed: bool = False
-    planned: list[Trial] = field(init=False)
-    _ended: dict[str, State] = field(init=False, default_factory=dict)
-    """Trials that are known to be over."""
-    _given_up: set[str] = field(init=False, default_factory=set)
-    """Trials that something killed while this process ran them: for the next call to try."""
-    _retry: dict[str, int] = field(init=False, default_factory=dict)
-    """Trials that had failed when this call began, and after how many attempts."""
-
-    def __post_init__(self) -> None:
-        self.planned = expand(self.sweep)
-        if self.retry_failed:
-            for trial in self.planned:
-                status = self.results.trial(trial.id).status()
-                if status.state == "failed":
-                    self._retry[trial.id] = status.attempts
-
-    def claim(self) -> Claim | None:
-        """The next trial for this process, or None where all have ended or are claimed."""
-        for trial in self.planned:
-            if trial.id in self._ended or trial.id in self._given_up:
-                continue
-            place = self.results.trial(trial.id)
-            held = None if place.is_held() else place.try_lock()
-            if held is None:
-                continue
-            try:
-                state = self._outcome(trial.id, place.as_left(), place)
-            except BaseException:
-                held.close()
-                raise
-            if state is None:
-                return Claim(trial.id, [(trial, place, held)])
-            self._ended[trial.id] = state
-            held.close()
-        return None
-
-    def _outcome(self, id: str, status: Status, place: TrialDir) -> State | None:
-        """How a trial has ended, if it has and is not to be run again."""
-        if status.state == "done":
-            return "done" if place.has_result() else None
-        if status.state == "failed" and self._retry.get(id) == status.attempts:
-            return None
-        return status.state if status.state in ("failed", "pruned") else None
-
-    def finish(self, claim: Claim, results: Sequence[Mapping[str, Any]]) -> str:
-        return self._end(claim, "done")
-
-    def fail(self, claim: Claim, error: str) -> None:
-        self._end(claim, "failed")
-
-    def prune(self, claim: Claim) -> None:
-        self._end(claim, "pruned")
-
-    def _end(self, claim: Claim, state: State) -> str:
-        self._ended[claim.id] = state
-        claim.release()
-        return ""
-
-    def give_up(self, claim: Claim, *, again: bool) -> None:
-        """Let go of a claim that came to nothing: others may run it, and `again` this process."""
-        if not again:
-            self._given_up.add(claim.id)
-        claim.release()
-
-    def beat(self, claims: Sequence[Claim]) -> None:
-        """Nothing: a lock that is held says that its holder lives."""
-
-    def counts(self) -> Counts:
-        """The state of the whole sweep, in every process that runs it."""
-        states: list[State] = list(self._ended.values())
-        folder = self.results.root / "trials"
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        for trial in self.planned:
-            if trial.id in there and trial.id not in self._ended:
-                states += self._standing(trial.id)
-        return Counts(
-            done=states.count("done"),
-            running=states.count("running"),
-            failed=states.count("failed"),
-            pruned=states.count("pruned"),
-            total=len(self.planned),
-        )
-
-    def _standing(self, id: str) -> list[State]:
-        place = self.results.trial(id)
-        status = place.status()
-        if status.state == "running":
-            return ["running"] if place.is_held() else []
-        state = self._outcome(id, status, place)
-        if state is None:
-            return []
-        self._ended[id] = state  # read once: what has ended stays
-        return [state]
 
 
 def new_values(

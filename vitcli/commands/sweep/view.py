@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from vitcli.commands.sweep.result import (
     Comparison,
+    Event,
     Spread,
     SweepGroup,
     SweepPlan,
     SweepReport,
     SweepTrial,
+    last_word,
 )
-from vitcli.ui.console import duration, note, plural, progress, stream, table
-
-if TYPE_CHECKING:
-    from vitcli.commands.sweep.result import Event
-import importlib.util
-import json
-from pathlib import Path
-
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write, check_output
 from vitcli.results import csv_text
+from vitcli.ui.console import duration, fitted, note, plural, progress, table
 
 SHORT_ID = 6
 MOST_LINES = 12
@@ -71,7 +69,8 @@ def _comparison_lines(report: SweepReport, metric: str | None) -> Iterator[str]:
     if not found:
         return
     ranked = sorted(found, key=lambda c: (c.p_holm is not None, c.p_holm or 0.0))
-    yield f"[bold]{_heading(wanted)}[/], pairs of levels (difference, 95% interval, Holm's p):"
+    title = f"[bold]{escape(last_word(wanted))}[/], pairs of levels"
+    yield f"{title} (difference, 95% interval, Holm's p):"
     for comparison in ranked[:MOST_LINES]:
         yield "  " + escape(comparison_text(comparison, report.better, report.power_for))
     if len(ranked) > MOST_LINES:
@@ -86,7 +85,7 @@ def comparison_text(
     low, high, difference = c.low, c.high, c.difference
     if difference < 0:
         first, second, low, high, difference = second, first, -high, -low, -difference
-    at = f" ({', '.join(f'{_last(k)} {text(v)}' for k, v in c.at.items())})" if c.at else ""
+    at = f" ({', '.join(f'{last_word(k)} {text(v)}' for k, v in c.at.items())})" if c.at else ""
     count = plural(c.n, "pair" if c.paired else "trial") + ("" if c.paired else " each")
     if c.left_out:
         count += f" ({plural(c.left_out, 'trial')} without a number left out)"
@@ -114,7 +113,7 @@ def comparison_text(
 
 
 def _level(level: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_last(key)} {text(value)}" for key, value in level.items())
+    return ", ".join(f"{last_word(key)} {text(value)}" for key, value in level.items())
 
 
 def _digits(width: float, difference: float) -> int:
@@ -158,8 +157,6 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
     yield f"[bold]{escape(plan.name)}[/]"
     for said in plan.notes:
         yield escape(said)
-    if plan.total > len(plan.trials):
-        yield f"{plan.total:,} trials ({escape(plan.shape)}): too many to list or to run"
     if plan.trials:
         grid = table()
         grid.add_column("trial", no_wrap=True)
@@ -175,39 +172,34 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
 
 
 def _group_table(report: SweepReport) -> Table:
-    """With as much beside the metrics as the terminal has room for."""
-    console = stream()
-    options = console.options.update(max_width=10_000)
-    holes = ("not done",) if any(group.incomplete for group in report.groups) else ()
-    grid = table()
-    for facts in (("n", *holes, "time", "trials"), ("n", *holes, "time"), ("n", *holes)):
-        grid = _groups_with(report, facts)
-        if console.measure(grid, options=options).maximum <= console.width:
-            break
-    return grid
-
-
-def _groups_with(report: SweepReport, facts: Sequence[str]) -> Table:
-    grid = table()
-    for key in report.grouped_by:
-        grid.add_column(_heading(key), overflow="fold")
-    for name in report.metrics:
-        grid.add_column(_heading(name), justify="right")
-    for fact in facts:
-        last = fact == "trials"
-        grid.add_column(fact, justify="left" if last else "right", no_wrap=not last)
+    grid = _keys_and_metrics(report, report.grouped_by)
+    grid.add_column("n", justify="right", no_wrap=True)
+    holes = any(group.incomplete for group in report.groups)
+    if holes:
+        grid.add_column("not done", justify="right", no_wrap=True)
+    grid.add_column("time", justify="right", no_wrap=True)
+    grid.add_column("trials")
     for group in report.groups:
-        facts_of = {
-            "n": str(len(group.trials)),
-            "not done": without_number(group),
-            "time": "" if group.wall_s is None else duration(group.wall_s),
-            "trials": " ".join(id[:SHORT_ID] for id in group.trials),
-        }
         grid.add_row(
             *(escape(text(value)) for value in group.params.values()),
             *(escape(_cell(group, name)) for name in report.metrics),
-            *(facts_of[fact] for fact in facts),
+            str(len(group.trials)),
+            *([without_number(group)] if holes else []),
+            "" if group.wall_s is None else duration(group.wall_s),
+            " ".join(id[:SHORT_ID] for id in group.trials),
         )
+    return fitted(grid, "trials", "time")
+
+
+def _keys_and_metrics(report: SweepReport, keys: Sequence[str], *first: str) -> Table:
+    """A table with the columns `first`, one for each of the keys and one for each metric."""
+    grid = table()
+    for header in first:
+        grid.add_column(header, no_wrap=True)
+    for key in keys:
+        grid.add_column(escape(last_word(key)), overflow="fold")
+    for name in report.metrics:
+        grid.add_column(escape(last_word(name)), justify="right")
     return grid
 
 
@@ -219,14 +211,8 @@ def without_number(group: SweepGroup) -> str:
 
 
 def _trial_table(report: SweepReport) -> Table:
-    grid = table()
-    grid.add_column("trial", no_wrap=True)
-    grid.add_column("state")
-    keys = [*report.axes, *([report.seeds] if report.seeds else [])]
-    for key in keys:
-        grid.add_column(_heading(key), overflow="fold")
-    for name in report.metrics:
-        grid.add_column(_heading(name), justify="right")
+    keys = [*report.axes, *filter(None, [report.seeds])]
+    grid = _keys_and_metrics(report, keys, "trial", "state")
     grid.add_column("time", justify="right")
     for trial in report.trials:
         grid.add_row(
@@ -237,15 +223,6 @@ def _trial_table(report: SweepReport) -> Table:
             "" if trial.wall_s is None else duration(trial.wall_s),
         )
     return grid
-
-
-def _heading(key: str) -> str:
-    """The last word of a dotted key: the whole is in the file and in the JSON."""
-    return escape(_last(key))
-
-
-def _last(key: str) -> str:
-    return key.rsplit(".", 1)[-1]
 
 
 def _cell(group: SweepGroup, name: str) -> str:
