@@ -90,7 +90,7 @@ import json, sys
 from pathlib import Path
 from typer.testing import CliRunner
 from vitcli.cli import app
-from vitcli.commands.sweep.analysis import read_to_run
+from vitcli.commands.sweep.analysis import opened
 from vitcli.commands.sweep.spec import shipped_sweeps, sweep_path
 from vitcli.commands.sweep.trials import expand
 
@@ -105,7 +105,7 @@ for name in shipped_sweeps():
     if "command: train\\n" not in sweep_path(name).read_text():
         continue  # shapes need no file
     planned = json.loads(run("sweep", name, "--dry-run", "--json"))
-    sweep, command = read_to_run(sweep_path(name))
+    sweep, _, command = opened(name, None, to_run=True)
     assert len(planned["trials"]) == len(expand(sweep))
     started = {}
     for trial in expand(sweep):

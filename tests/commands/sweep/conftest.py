@@ -12,32 +12,40 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+import typer
 
 from vitcli.commands.sweep import analysis
 from vitcli.commands.sweep.report import report
 from vitcli.commands.sweep.result import Event, Outcome, SweepPlan, SweepReport
-from vitcli.commands.sweep.space import Command, Option
+from vitcli.commands.sweep.space import Command
 from vitcli.commands.sweep.spec import Sweep, load_sweep
 from vitcli.commands.sweep.trials import Results, expand
 
 FAKE = Path(__file__).with_name("fake.py")
-COMMAND = Command(
-    "train-shapes",
-    {
-        **{
-            name: Option(name, f"--{name}")
-            for name in ("norm", "lr", "seed", "out", "batch", "config")
-        },
-        "resume": Option("resume", "--resume", is_switch=True),
-        "compile": Option("compile", "--compile", "--no-compile", is_switch=True),
-        "lora": Option("lora", "--lora", repeatable=True),
-        "images": Option("images", ""),
-    },
-    frozenset({"encoder", "encoder.depth", "encoder.position", "data.train_size"}),
-)
+KEYS = frozenset({"encoder", "encoder.depth", "encoder.position", "data.train_size"})
+
+
+def fake_command(
+    images: Annotated[list[str] | None, typer.Argument()] = None,
+    norm: str = "",
+    lr: float = 0.0,
+    seed: int = 0,
+    out: str = "",
+    batch: int = 1,
+    config: str = "",
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    compile: bool = True,
+    lora: list[str] | None = None,
+) -> None:
+    """What a sweep may give the fake; `fake.py` reads it."""
+
+
+_app = typer.Typer(add_completion=False)
+_app.command("train-shapes")(fake_command)
+COMMAND = Command("train-shapes", typer.main.get_command(_app), KEYS)
 
 
 @dataclass

@@ -205,7 +205,7 @@ def test_commands_are_known_by_their_own_parsers() -> None:
     assert "sweep" not in commands
     shapes = commands["train-shapes"]
     assert {"norm", "lr", "seed", "out", "resume", "lora", "image_size"} <= shapes.options.keys()
-    assert shapes.options["resume"].is_switch and shapes.options["lora"].repeatable
+    assert shapes.options["resume"].is_flag and shapes.options["lora"].multiple
     assert {"encoder.depth", "data.train_size", "train.weight_decay"} <= shapes.keys
     assert "train.lr" not in commands["encode"].keys
     assert commands["encode"].arguments({"images": ["a.png"]})[-1] == "a.png"

@@ -77,6 +77,15 @@ def test_the_seeds_needed_are_the_fewest_with_a_power_of_80_percent(
     assert n == 2 or power_of(0.02 / spread, n - 1, 0.05, paired) < 0.8
 
 
+def test_up_to_a_million_seeds_are_counted() -> None:
+    """n is about ((z_0.975 + z_0.8) / d)^2 where the t distribution is the normal one."""
+    n = seeds_needed(0.003, 1.0, 0.05, True)
+    assert n == pytest.approx(
+        ((stats.norm.isf(0.025) + stats.norm.isf(0.2)) / 0.003) ** 2, rel=1e-4
+    )
+    assert 524_288 < n < 1_000_000
+
+
 def test_a_difference_too_small_for_a_million_seeds() -> None:
     assert seeds_needed(1e-6, 1.0, 0.05, True) is None
 
@@ -124,6 +133,12 @@ def test_p_is_adjusted_over_the_pairs_of_the_axis() -> None:
     p = [stats.ttest_rel(levels[x], levels[y]).pvalue for x, y in ("ab", "ac", "bc")]
     assert [c.p_holm for c in made] == pytest.approx(list(multipletests(p, method="holm")[1]))
     assert {c.pairs for c in made} == {3}
+
+
+def test_a_grid_with_too_many_pairs_is_not_compared() -> None:
+    """The pairs are counted, not made: 20,000 levels of one axis have 200 million."""
+    levels = [SweepGroup({"lr": level}, (), {}, {}, None) for level in range(20_000)]
+    assert compare_levels(levels, {}, [("lr",)], "accuracy") == []
 
 
 def made(**changes: Any) -> Comparison:

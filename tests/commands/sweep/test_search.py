@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 import statistics
+from typing import Any
 
 import pytest
 
 from tests.commands.sweep.conftest import COMMAND, Sweeper, dying_when, until, wait
 from vitcli.commands.sweep import storage
 from vitcli.commands.sweep.queue import Search
+from vitcli.commands.sweep.result import Counts
+from vitcli.commands.sweep.runner import Runner
 from vitcli.commands.sweep.storage import cut_torn_line
 from vitcli.commands.sweep.trials import Results
 from vitcli.commands.sweep.view import tables
@@ -202,6 +205,17 @@ def test_the_trials_of_a_machine_that_dies_are_taken_over(
     # What ended just before its machine died was not entered: another machine runs it again.
     assert len(sweeper.counts("start")) == 4 and sum(sweeper.counts("end").values()) <= 5
     assert dict(sweeper.report(text).states) == {"done": 4}
+
+
+def test_the_time_left_counts_the_seeds_of_each_point(sweeper: Sweeper) -> None:
+    """Two of three points are left, each with four seeds of 3 s: 24 s, or 12 s for two jobs."""
+    for jobs, seconds in ((1, 24), (2, 12)):
+        sweep = sweeper.load(search(3, more=f"repeat: 4\njobs: {jobs}"))
+        unused: Any = None
+        runner = Runner(sweep, COMMAND, Results(sweeper.out), unused)
+        runner._seconds = [2.0, 4.0]
+        counts = Counts(done=1, running=0, failed=0, pruned=0, total=3)
+        assert runner._seconds_left(counts) == pytest.approx(seconds)
 
 
 def test_points_drawn_again_are_counted_and_not_run_again(

@@ -302,6 +302,22 @@ def test_a_narrow_terminal_leaves_out_facts_before_it_breaks_words(
     assert "xavier_uniform" in capture.get() and "0.50 ± 0.71" in capture.get()
 
 
+def test_a_metric_called_as_a_fact_stays_where_the_fact_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = made(norm=["pre", "post"])
+    groups = tuple(replace(g, metrics={"time": g.metrics["score"]}) for g in report.groups)
+    console = Console(width=36)
+    monkeypatch.setattr("vitcli.ui.console.stream", lambda: console)
+    grid = next(
+        part
+        for part in sweep.tables(replace(report, metrics=("time",), groups=groups))
+        if isinstance(part, Table)
+    )
+    assert [column.header for column in grid.columns] == ["norm", "time", "n"]
+    assert grid.columns[1]._cells == ["0.50 ± 0.71", "1.50 ± 0.71"]
+
+
 def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal: the line is taken away, the note written, the line drawn again."""
 

@@ -81,25 +81,26 @@ def opened(
         VitcliError: as `load_sweep` and `check_arguments`, or where no trials are to be read.
     """
     path = sweep_path(given, or_directory=not to_run)
-    command = None
-    if to_run:
-        if path.is_dir():
+    if path.is_dir():
+        results = Results(path)
+        if to_run:
             raise VitcliError(
                 f"{path}: is a directory (expected a YAML file)", f"vitcli sweep --report {path}"
             )
-        loaded, command = read_to_run(path)
-    elif path.is_dir():
-        if not Results(path).sweep_file.is_file():
+        if not results.sweep_file.is_file():
             raise VitcliError(f"{path}: is not a sweep directory", "run `vitcli sweep --help`")
-        return load_sweep(Results(path).sweep_file), Results(path), None
-    else:
-        loaded = load_sweep(path)
+        return load_sweep(results.sweep_file), results, None
+    commands = known_commands() if to_run else None
+    loaded = load_sweep(path, commands)
     results = Results(Path(out) if out is not None else Path("runs") / loaded.name)
-    if not to_run and not results.sweep_file.is_file():
+    if commands:
+        check_arguments(loaded, commands[loaded.command])
+        return loaded, results, commands[loaded.command]
+    if not results.sweep_file.is_file():
         raise VitcliError(
             f"{results.root}: holds no trials of {given}", "name the directory with --out"
         )
-    return loaded, results, command
+    return loaded, results, None
 
 
 def changed(sweep: Sweep, **given: Any) -> Sweep:
@@ -107,19 +108,6 @@ def changed(sweep: Sweep, **given: Any) -> Sweep:
     if given.get("storage") and not sweep.search:
         raise VitcliError(f"--storage: {FOR_A_SEARCH[0]}", FOR_A_SEARCH[1])
     return sweep.model_copy(update={k: v for k, v in given.items() if v is not None})
-
-
-def read_to_run(file: Path) -> tuple[Sweep, Command]:
-    """A sweep whose every option, key and value its command has accepted.
-
-    Raises:
-        VitcliError: as `load_sweep` and `check_arguments`.
-    """
-    commands = known_commands()
-    loaded = load_sweep(file, commands)
-    command = commands[loaded.command]
-    check_arguments(loaded, command)
-    return loaded, command
 
 
 def run(

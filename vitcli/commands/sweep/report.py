@@ -163,7 +163,7 @@ def _draws(sweep: Sweep, results: Results, trials: Sequence[SweepTrial]) -> tupl
     """How many points were drawn, and how many of them are different."""
     if sweep.random:
         drawn = draw(sweep.space, sweep.random.trials, sweep.random.seed)
-        return len(drawn), len({json.dumps(point, sort_keys=True) for point in drawn})
+        return len(drawn), len(set(map(_mark, drawn)))
     if not sweep.search:
         return 0, 0
     counts = [results.trial(t.id).status().drawn for t in trials if t.directory]
@@ -247,11 +247,15 @@ def _in_order(items: list[Item], key: Callable[[Item], Any], down: bool) -> list
 
 
 # -- groups --------------------------------------------------------------------------------------
+def _mark(values: Any) -> str:
+    """A text that two lists or mappings share where they are equal; the order of keys is none."""
+    return json.dumps(values, sort_keys=True, default=str)
+
+
 def _groups(trials: Sequence[SweepTrial], keys: Sequence[str], sweep: Sweep) -> list[SweepGroup]:
     members: dict[str, list[SweepTrial]] = {}
     for trial in trials:
-        mark = json.dumps([value_of(trial, key) for key in keys], sort_keys=True, default=str)
-        members.setdefault(mark, []).append(trial)
+        members.setdefault(_mark([value_of(trial, key) for key in keys]), []).append(trial)
     numeric = [n for n in sweep.metrics if any(is_number(t.metrics.get(n)) for t in trials)]
     groups = []
     for group in members.values():
@@ -311,35 +315,32 @@ def compare_levels(
         axes: keys of the grouping; those of one tuple vary together (`zip`).
         power_for: also how many seeds a difference of this size needs.
     """
-    found: list[Comparison] = []
+    cells: dict[tuple[str, ...], dict[str, list[SweepGroup]]] = {axis: {} for axis in axes}
     for axis in axes:
-        family: list[tuple[Comparison, float]] = []
-        for cell, levels in _cells(groups, axis):
-            for a, b in itertools.combinations(levels, 2):
-                if len(found) + len(family) >= MOST_PAIRS:
-                    return []
-                made = _pair(axis, cell, a, b, trials, metric)
-                if made:
-                    family.append(made)
-        found += _adjusted(family, power_for)
+        for group in groups:
+            rest = {key: value for key, value in group.params.items() if key not in axis}
+            cells[axis].setdefault(_mark(rest), []).append(group)
+    sizes = [len(levels) for apart in cells.values() for levels in apart.values()]
+    if sum(math.comb(size, 2) for size in sizes) > MOST_PAIRS:
+        return []
+    found: list[Comparison] = []
+    for axis, apart in cells.items():
+        pairs = [pair for levels in apart.values() for pair in itertools.combinations(levels, 2)]
+        family = [made for a, b in pairs if (made := _pair(axis, a, b, trials, metric))]
+        tested = [made.p for made, _ in family if made.p is not None]
+        adjusted = iter(holm(tested))
+        alpha = (1 - CONFIDENCE) / max(1, len(tested))
+        for made, spread in family:
+            p_holm = None if made.p is None else next(adjusted)
+            seeds = None
+            if power_for is not None:
+                seeds = seeds_needed(power_for, spread, alpha, made.paired)
+            found.append(replace(made, p_holm=p_holm, pairs=len(tested), seeds_needed=seeds))
     return found
-
-
-def _cells(
-    groups: Sequence[SweepGroup], axis: tuple[str, ...]
-) -> list[tuple[dict[str, Any], list[SweepGroup]]]:
-    """Groups that agree in all but the axis."""
-    cells: dict[str, tuple[dict[str, Any], list[SweepGroup]]] = {}
-    for group in groups:
-        rest = {key: value for key, value in group.params.items() if key not in axis}
-        mark = json.dumps(rest, sort_keys=True, default=str)
-        cells.setdefault(mark, (rest, []))[1].append(group)
-    return list(cells.values())
 
 
 def _pair(
     axis: tuple[str, ...],
-    cell: Mapping[str, Any],
     a: SweepGroup,
     b: SweepGroup,
     trials: Mapping[str, SweepTrial],
@@ -363,7 +364,7 @@ def _pair(
         axis=", ".join(axis),
         a={key: a.params[key] for key in axis},
         b={key: b.params[key] for key in axis},
-        at=dict(cell),
+        at={key: value for key, value in a.params.items() if key not in axis},
         n=min(len(one), len(two)),
         paired=paired,
         difference=statistics.fmean(one) - statistics.fmean(two),
@@ -383,22 +384,5 @@ def _values(group: SweepGroup, trials: Mapping[str, SweepTrial], metric: str) ->
         value: Any = trial.metrics.get(metric)
         if is_number(value):
             rest = {k: v for k, v in trial.params.items() if k not in group.params}
-            found[json.dumps(rest, sort_keys=True, default=str)] = float(value)
+            found[_mark(rest)] = float(value)
     return found
-
-
-def _adjusted(
-    family: Sequence[tuple[Comparison, float]], power_for: float | None
-) -> list[Comparison]:
-    """The family with Holm's p, and the seeds that `power_for` needs at the family's level."""
-    tested = [made.p for made, _ in family if made.p is not None]
-    corrected = iter(holm(tested))
-    alpha = (1 - CONFIDENCE) / max(1, len(tested))
-    done = []
-    for made, spread in family:
-        p_holm = next(corrected) if made.p is not None else None
-        seeds = None
-        if power_for is not None:
-            seeds = seeds_needed(power_for, spread, alpha, made.paired)
-        done.append(replace(made, p_holm=p_holm, pairs=len(tested), seeds_needed=seeds))
-    return done

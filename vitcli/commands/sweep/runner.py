@@ -11,13 +11,14 @@ import os
 import signal
 import site
 import socket
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vitcli
 from vitcli.commands.sweep.queue import Claim, Planned, Search
@@ -30,10 +31,14 @@ from vitcli.commands.sweep.trials import (
     TrialDir,
     arguments_of,
     new_values,
+    seeds_of,
     shown_command,
 )
 from vitcli.errors import VitcliError
 from vitcli.files import Lock
+
+if TYPE_CHECKING:
+    import optuna
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 GRACE_S = 5.0
@@ -53,12 +58,8 @@ def threads_each(jobs: int) -> int:
     An OMP_NUM_THREADS that the user has set is what is shared out instead.
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal() and int(given) > 0:
-        total = int(given)
-    elif hasattr(os, "sched_getaffinity"):
-        total = len(os.sched_getaffinity(0))
-    else:
-        total = os.cpu_count() or 1
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    total = (int(given) if given.isdecimal() else 0) or here or 1
     return max(1, total // jobs)
 
 
@@ -87,15 +88,10 @@ class Child:
 
     process: subprocess.Popen[bytes]
     started: float
-    timeout_s: float | None
 
     @property
     def wall_s(self) -> float:
         return time.monotonic() - self.started
-
-    @property
-    def overdue(self) -> bool:
-        return self.timeout_s is not None and self.wall_s > self.timeout_s
 
     def poll(self) -> int | None:
         """Its exit code once it has ended; what it left running is ended too."""
@@ -131,9 +127,7 @@ class Child:
                 self.process.send_signal(number)
 
 
-def start_trial(
-    argv: Sequence[str], place: TrialDir, lock: Lock, threads: int, timeout_s: float | None
-) -> Child:
+def start_trial(argv: Sequence[str], place: TrialDir, lock: Lock, threads: int) -> Child:
     """Start a trial in a process group of its own, stdout and stderr into its directory.
 
     It inherits the trial's lock, so that a child that outlives a killed sweep still holds it, and
@@ -149,7 +143,7 @@ def start_trial(
         how["pass_fds"] = () if lock.fd is None else (lock.fd,)
     with place.stdout.open("wb") as out, place.stderr.open("wb") as err:
         process = subprocess.Popen(argv, stdout=out, stderr=err, **how)
-    return Child(process, time.monotonic(), timeout_s)
+    return Child(process, time.monotonic())
 
 
 def _dies_with(parent: int) -> Callable[[], None] | None:
@@ -280,7 +274,7 @@ class Runner:
         place.write_config(TrialConfig(self.sweep.command, params, shown, argv, cwd))
         place.write_status(slot.status)
         try:
-            slot.child = start_trial(argv, place, lock, self._threads, self.sweep.timeout)
+            slot.child = start_trial(argv, place, lock, self._threads)
         except OSError as error:
             self._failed(slot, f"cannot start {argv[0]}: {error.strerror or error}", None)
             return
@@ -293,10 +287,11 @@ class Runner:
         assert child and place
         code = child.poll()
         if code is None:
-            if child.overdue:
+            limit = self.sweep.timeout
+            if limit is not None and child.wall_s > limit:
                 child.end()
-                self._failed(slot, f"timed out after {self.sweep.timeout:g} s", None)
-            elif self._should_prune(slot):
+                self._failed(slot, f"timed out after {limit:g} s", None)
+            elif (live := self._report_values(slot)) and live.should_prune():
                 child.end()
                 slot.status = replace(slot.status, last_value=slot.last_value)
                 self._close(slot, "pruned", None)
@@ -338,22 +333,18 @@ class Runner:
         if remove:
             self._slots.remove(slot)
 
-    def _report_values(self, slot: _Slot) -> bool:
-        """Pass new intermediate values of the claim's first trial on to Optuna; whether any."""
+    def _report_values(self, slot: _Slot) -> optuna.Trial | None:
+        """Pass new intermediate values of the claim's first trial on; to whom, if there are any."""
         pruner = self.sweep.search.pruner if self.sweep.search else None
         live = slot.claim.live
         if pruner is None or live is None or slot.results or slot.place is None:
-            return False
+            return None
         file = slot.place.path / pruner.file.replace("{trial}/", "").replace("{trial}", ".")
         values, slot.read_bytes = new_values(file, slot.read_bytes, pruner.step, pruner.value)
         for step, value in values:
             live.report(value, step)
             slot.last_value = value
-        return bool(values)
-
-    def _should_prune(self, slot: _Slot) -> bool:
-        live = slot.claim.live
-        return self._report_values(slot) and live is not None and live.should_prune()
+        return live if values else None
 
     # -- the whole ---------------------------------------------------------------------------
 
@@ -406,9 +397,14 @@ class Runner:
         self.on_event(Event(counts, self._seconds_left(counts), text))
 
     def _seconds_left(self, counts: Counts) -> float | None:
-        """What is left at the mean time of a trial, shared by all that work on it now."""
+        """What is left at the mean time of a trial, shared by all that work on it now.
+
+        A search counts points, each of which is as many trials as there are seeds.
+        """
         if not self._seconds or not counts.left:
             return None
-        each = sum(self._seconds) / len(self._seconds)
-        spent = sum(min(s.child.wall_s, each) for s in self._slots if s.child)
+        trial = statistics.fmean(self._seconds)
+        each = trial * (len(seeds_of(self.sweep)) if self.sweep.search else 1)
+        running = [(len(s.results), s.child.wall_s) for s in self._slots if s.child]
+        spent = sum(min(ended * trial + wall_s, each) for ended, wall_s in running)
         return (each * counts.left - spent) / min(max(self.sweep.jobs, counts.running), counts.left)

@@ -6,6 +6,7 @@ A value of an option or of a config key becomes the arguments of a trial's proce
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -40,33 +41,29 @@ def canonical(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option or argument of a command; `flag` is empty for an argument."""
-
-    name: str
-    flag: str
-    off_flag: str = ""
-    is_switch: bool = False
-    repeatable: bool = False
-
-
-@dataclass(frozen=True)
 class Command:
     """A command as the sweep sees it."""
 
     name: str
-    options: Mapping[str, Option]
+    parser: Any
+    """typer's command."""
     keys: frozenset[str] = frozenset()
     """The dotted keys that `--set` reaches."""
-    stands_for: Mapping[str, str] = field(default_factory=dict)
-    """Options that are shorthands, and their config keys: beside its key, one has no effect."""
-    parser: Any = None
-    """typer's command, which `check` asks; without one everything is accepted."""
 
-    @property
+    @functools.cached_property
+    def options(self) -> Mapping[str, Any]:
+        """typer's options and arguments by their names in a sweep's file."""
+        return {canonical(max(option.opts, key=len)): option for option in self.parser.params}
+
+    @functools.cached_property
     def names(self) -> frozenset[str]:
         """The options and keys that a sweep may give."""
         return self.keys | (self.options.keys() - OWN)
+
+    @property
+    def stands_for(self) -> Mapping[str, str]:
+        """Options that are shorthands, and their config keys: beside its key, one has no effect."""
+        return {o: key for o, key in SHORTHANDS.items() if o in self.options and key in self.keys}
 
     def arguments(self, params: Mapping[str, Any]) -> list[str]:
         """The command line after `vitcli`: options by name, then `--set` keys, then arguments.
@@ -82,10 +79,10 @@ class Command:
             option = self.options.get(key)
             if option is None:
                 settings += ["--set", f"{key}={setting_text(value)}"]
-            elif not option.flag:
+            elif option.param_type_name == "argument":
                 positional += _several(value)
             else:
-                options += _option(option, value)
+                options += _option(key, option, value)
         end = ["--", *positional] if any(p.startswith("-") for p in positional) else positional
         return [self.name, *options, *settings, "--json", *end]
 
@@ -95,8 +92,6 @@ class Command:
         Raises:
             VitcliError: what either refuses.
         """
-        if self.parser is None:
-            return
         read = {key: value for key, value in params.items() if key not in WRITES - {"out"}}
         words = self.arguments(read)[1:]
         try:
@@ -127,20 +122,21 @@ def setting_text(value: Any) -> str:
     return value if plain else json.dumps(value, ensure_ascii=False)
 
 
-def _option(option: Option, value: Any) -> list[str]:
+def _option(name: str, option: Any, value: Any) -> list[str]:
+    """How a command line gives one of typer's options a value."""
+    flag = max(option.opts, key=len)
     if value is None:  # the command's own default
         return []
-    if option.is_switch:
+    if option.is_flag:
         if not isinstance(value, bool):
             raise VitcliError(
-                f"{option.name}: is a flag (got {value!r}, expected true or false)",
-                f"{option.name}: true",
+                f"{name}: is a flag (got {value!r}, expected true or false)", f"{name}: true"
             )
-        chosen = option.flag if value else option.off_flag
+        chosen = flag if value else max(option.secondary_opts, key=len, default="")
         return [chosen] if chosen else []
-    if option.repeatable:
-        return [part for item in _several(value) for part in (option.flag, item)]
-    return [option.flag, ",".join(_several(value))]
+    if option.multiple:
+        return [part for item in _several(value) for part in (flag, item)]
+    return [flag, ",".join(_several(value))]
 
 
 def _several(value: Any) -> list[str]:
@@ -183,25 +179,13 @@ def known_commands() -> dict[str, Command]:
     for name in COMMANDS:
         app.command(name)(command_function(name))
     group: Any = typer.main.get_command(app)
-    commands = {name: _command(name, command) for name, command in group.commands.items()}
-    return {name: c for name, c in commands.items() if "json" in c.options and name != "sweep"}
-
-
-def _command(name: str, parser: Any) -> Command:
-    """A command by typer's own."""
-    options: dict[str, Option] = {}
-    for parameter in parser.params:
-        if parameter.param_type_name == "argument":
-            option = Option(parameter.name, "")
-        else:
-            flag = max(parameter.opts, key=len)
-            off = max(parameter.secondary_opts, key=len, default="")
-            switch = bool(parameter.is_flag)
-            option = Option(canonical(flag), flag, off, switch, bool(parameter.multiple))
-        options[option.name] = option
-    keys = frozenset(known_keys(CONFIGS.get(name, ModelConfig)) if "set" in options else ())
-    short = {option: key for option, key in SHORTHANDS.items() if option in options and key in keys}
-    return Command(name, options, keys, short, parser)
+    found: dict[str, Command] = {}
+    for name, parser in group.commands.items():
+        options = Command(name, parser).options
+        if "json" in options and name != "sweep":
+            keys = known_keys(CONFIGS.get(name, ModelConfig)) if "set" in options else ()
+            found[name] = Command(name, parser, frozenset(keys))
+    return found
 
 
 def _check_model(params: Mapping[str, Any], short: Mapping[str, str]) -> None:
