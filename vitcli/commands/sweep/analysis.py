@@ -136,9 +136,6 @@ def run(
     return Runner(sweep, command, results, study, fail_fast, program, on_event).run()
 
 
-KEPT = frozenset({"done", "pruned"})
-
-
 def plan(
     sweep: Sweep,
     results: Results,
@@ -164,7 +161,7 @@ def plan(
         )
         for trial in expand(sweep)
     )
-    kept = KEPT if retry_failed else KEPT | {"failed"}
+    kept = {"done", "pruned"} if retry_failed else {"done", "pruned", "failed"}
     drawn = sum(trial.state in kept for trial in found) // seeds
     return SweepPlan(
         name=sweep.name,

@@ -154,20 +154,12 @@ OF_EACH = frozenset({"image_size", "registers"})
 """What some commands read as a list or as the size of the input, not of the position table."""
 SHORTHANDS = {
     "norm": "encoder.norm_placement",
-    "position": "encoder.position",
     "pool": "encoder.pooling",
-    "fit": "preprocess.fit",
+    **{name: f"encoder.{name}" for name in ("position", "image_size", "registers", "init")},
     "pos_resize": "encoder.position_table.resize",
-    "image_size": "encoder.image_size",
-    "registers": "encoder.registers",
-    "init": "encoder.init",
+    "fit": "preprocess.fit",
     "difficulty": "data.difficulty",
-    "lr": "train.lr",
-    "warmup": "train.warmup",
-    "epochs": "train.epochs",
-    "batch": "train.batch",
-    "seed": "train.seed",
-    "dtype": "train.dtype",
+    **{name: f"train.{name}" for name in ("lr", "warmup", "epochs", "batch", "seed", "dtype")},
     "lora_rank": "train.lora.rank",
 }
 """Options whose config key, set beside them, wins."""

@@ -148,8 +148,7 @@ class Sweep(SweepSection):
         source = self.search or self.random
         points = math.prod(axis.size for axis in self.space.values())
         if source and source.trials > points:
-            text = f"{source.trials:,} draws from a space of {points:,} points: some repeat"
-            said.append(text)
+            said.append(f"{source.trials:,} draws from a space of {points:,} points: some repeat")
         return said
 
 
@@ -248,8 +247,8 @@ class _Reader:
         if self.command and section.storage and not section.search:
             raise self.fail(("storage",), *FOR_A_SEARCH)
         repeat = self._repeat()
-        parts: Parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space}
-        parts["repeat"] = repeat
+        parts: Parts = {"base": base, "grid": grid, "zip": zipped, f"{drawn}.space": space,
+                        "repeat": repeat}  # fmt: skip
         configs = self._configs(parts)
         for one in [{f"configs.{name}": keys} for name, keys in configs.items()] or [{}]:
             self._check_once({**parts, **one})

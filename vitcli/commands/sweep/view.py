@@ -206,8 +206,11 @@ def _keys_and_metrics(report: SweepReport, keys: Sequence[str], *first: str) -> 
 def without_number(group: SweepGroup) -> str:
     """`1 diverged, 2 failed`: the trials that a mean of the group leaves out."""
     words = [f"{group.diverged} diverged"] if group.diverged else []
-    words += [f"{n} {state}" for state, n in sorted(group.states.items()) if state != "done"]
-    return ", ".join(words)
+    return ", ".join([*words, *_not_done(group.states)])
+
+
+def _not_done(states: Mapping[str, int]) -> list[str]:
+    return [f"{n} {state}" for state, n in sorted(states.items()) if state != "done"]
 
 
 def _trial_table(report: SweepReport) -> Table:
@@ -270,9 +273,8 @@ def _unit(value: float) -> tuple[float, str]:
 
 def _summary(report: SweepReport) -> str:
     total = sum(report.states.values())
-    others = [f"{n} {state}" for state, n in sorted(report.states.items()) if state != "done"]
     spent = sum(t.wall_s for t in report.trials if t.wall_s is not None)
-    words = [f"{report.states.get('done', 0)} of {total} trials done", *others]
+    words = [f"{report.states.get('done', 0)} of {total} trials done", *_not_done(report.states)]
     shown = "" if len(report.trials) == total else f"; {len(report.trials)} shown"
     few = report.distinct < report.drawn
     drawn = f"; {report.distinct} distinct points of {report.drawn} drawn" if few else ""
