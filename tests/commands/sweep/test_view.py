@@ -307,7 +307,7 @@ def test_a_metric_called_as_a_fact_stays_where_the_fact_goes(
 ) -> None:
     report = made(norm=["pre", "post"])
     groups = tuple(replace(g, metrics={"time": g.metrics["score"]}) for g in report.groups)
-    console = Console(width=36)
+    console = Console(width=28)
     monkeypatch.setattr("vitcli.ui.console.stream", lambda: console)
     grid = next(
         part
@@ -315,7 +315,7 @@ def test_a_metric_called_as_a_fact_stays_where_the_fact_goes(
         if isinstance(part, Table)
     )
     assert [column.header for column in grid.columns] == ["norm", "time", "n"]
-    assert grid.columns[1]._cells == ["0.50 ± 0.71", "1.50 ± 0.71"]
+    assert list(grid.columns[1].cells) == ["0.50 ± 0.71", "1.50 ± 0.71"]
 
 
 def test_a_note_stands_above_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
