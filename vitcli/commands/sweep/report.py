@@ -54,8 +54,6 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 Item = TypeVar("Item")
 FACTS = ("id", "state", "wall_s", "attempts", "host")
 """What can be sorted and filtered by, beside parameters and metrics."""
-
-
 MOST_PAIRS = 2000
 """Pairs of levels per metric; a larger grid is not a design that pairs can answer."""
 
