@@ -62,8 +62,14 @@ def sweep(
     loaded, results, command = opened(path, out, to_run=not path.is_dir())
     loaded = changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
     if command:
-        how = {"fail_fast": fail_fast, "retry_failed": retry_failed}
-        run(loaded, results, command, **how, on_event=on_event)
+        run(
+            loaded,
+            results,
+            command,
+            fail_fast=fail_fast,
+            retry_failed=retry_failed,
+            on_event=on_event,
+        )
     named = bool(command or storage)
     return report(loaded, results, where, sort, group, power=power, named=named)
 

@@ -324,7 +324,7 @@ def compare_levels(
     found: list[Comparison] = []
     for axis, apart in cells.items():
         pairs = [pair for levels in apart.values() for pair in itertools.combinations(levels, 2)]
-        family = [made for a, b in pairs if (made := _pair(axis, a, b, trials, metric))]
+        family = [one for a, b in pairs if (one := _pair(axis, a, b, trials, metric))]
         tested = [made.p for made, _ in family if made.p is not None]
         adjusted = iter(holm(tested))
         alpha = (1 - CONFIDENCE) / max(1, len(tested))

@@ -187,9 +187,9 @@ def _check_model(params: Mapping[str, Any], short: Mapping[str, str]) -> None:
         for key, value in params.items()
         if (key in short or "." in key) and key not in OF_EACH and value is not None
     ]
-    for preset in _several(params.get("preset") or []) or [None]:
-        for file in _several(params.get("config") or []) or [""]:
-            load_config(ModelConfig, preset, Path(file) if file else None, settings)
+    for preset in _several(params.get("preset") or "") or [""]:
+        for file in _several(params.get("config") or "") or [""]:
+            load_config(ModelConfig, preset or None, Path(file) if file else None, settings)
 
 
 Scalar = bool | int | float | str | None
