@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, MutableMapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +54,6 @@ from vitcli.nn.pooling import (
 from vitcli.nn.positions import (
     AlibiPosition,
     LearnedPosition,
-    LearnedRopePosition,
     MixedRopePosition,
     NoPosition,
     RelativePosition,
@@ -68,37 +66,27 @@ def _norm(c: EncoderConfig) -> nn.Module:
     return NORMS[c.norm](c.hidden, c.norm_eps)
 
 
-def _table(kind: Callable[..., LearnedPosition], c: EncoderConfig) -> NoPosition:
-    dtype = torch.float32 if c.position_table.resize_dtype == "float32" else None
-    resize = c.position_table.resize
-    return kind(c.hidden, c.grid, c.table_prefix_rows, resize=resize, resize_dtype=dtype)
+def _resize(c: EncoderConfig) -> dict[str, Any]:
+    """How tables of positions follow another grid, as their classes take it."""
+    table = c.position_table
+    dtype = torch.float32 if table.resize_dtype == "float32" else None
+    return {"resize": table.resize, "resize_dtype": dtype}
 
 
-def _rope(c: EncoderConfig) -> RopePosition:
-    rope = c.rope
-    return RopePosition(
-        c.head_dim,
-        rope.theta,
-        rope.coordinates,
-        rope.layout,
-        rope.reference_grid,
-        rope.periods,
-        rope.offset,
-        rope.first_axis,
-        rope.alternate,
-        rope.in_turns,
-    )
+def _table(
+    c: EncoderConfig,
+    kind: type[LearnedPosition] = LearnedPosition,
+    rope: NoPosition | None = None,
+) -> NoPosition:
+    return kind(c.hidden, c.grid, c.table_prefix_rows, **_resize(c), rope=rope)
 
 
-def _mixed(c: EncoderConfig) -> MixedRopePosition:
+def _rope(c: EncoderConfig) -> NoPosition:
+    return RopePosition(c.head_dim, **dict(c.rope))
+
+
+def _mixed(c: EncoderConfig) -> NoPosition:
     return MixedRopePosition(c.depth, c.heads, c.head_dim, c.rope.theta)
-
-
-def _relative(c: EncoderConfig) -> NoPosition:
-    dtype = torch.float32 if c.position_table.resize_dtype == "float32" else None
-    return RelativePosition(
-        c.heads, c.depth, c.grid, c.prefix_tokens, c.position_table.resize, dtype
-    )
 
 
 def _map_pooling(c: EncoderConfig) -> nn.Module:
@@ -124,14 +112,16 @@ def _merger(c: EncoderConfig, norm_joined: bool = False) -> MergerHead:
 
 
 POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
-    "learned": partial(_table, LearnedPosition),
-    "sincos2d": partial(_table, SinCosPosition),
+    "learned": _table,
+    "sincos2d": lambda c: _table(c, SinCosPosition),
     "rope2d": _rope,
-    "learned+rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_rope(c)), c),
+    "learned+rope2d": lambda c: _table(c, rope=_rope(c)),
     "alibi2d": lambda c: AlibiPosition(c.heads),
     "mixed_rope2d": _mixed,
-    "learned+mixed_rope2d": lambda c: _table(partial(LearnedRopePosition, rope=_mixed(c)), c),
-    "relative2d": _relative,
+    "learned+mixed_rope2d": lambda c: _table(c, rope=_mixed(c)),
+    "relative2d": lambda c: RelativePosition(
+        c.heads, c.depth, c.grid, c.prefix_tokens, **_resize(c)
+    ),
     "none": lambda c: NoPosition(),
 }
 MASKS: dict[str, Callable[[EncoderConfig], Mask]] = {

@@ -44,7 +44,7 @@ def test_rope_scores_depend_on_the_offset_alone(
     layout: str, coordinates: str, theta: float
 ) -> None:
     grid = (5, 6)
-    rope = RopePosition(16, theta, coordinates, layout, reference=(16, 16))
+    rope = RopePosition(16, theta, coordinates, layout, reference_grid=(16, 16))
     q, k = torch.randn(2, 16, dtype=torch.float64)
     rotate = rope.rotation(grid, 0, q)
     turned_q, turned_k = (rotate(t.expand(1, 1, 30, 16))[0, 0].unflatten(0, grid) for t in (q, k))
@@ -57,7 +57,7 @@ def test_rope_scores_depend_on_the_offset_alone(
 
 
 def test_rope_keeps_the_prefix_and_every_length() -> None:
-    rope = RopePosition(16, 100.0, "centered", "half", reference=(16, 16))
+    rope = RopePosition(16, 100.0, "centered", "half", reference_grid=(16, 16))
     x = torch.randn(2, 3, 2 + 12, 16)
     turned = rope.rotation((3, 4), 2, x)(x)
     assert torch.equal(turned[:, :, :2], x[:, :, :2])
@@ -66,7 +66,7 @@ def test_rope_keeps_the_prefix_and_every_length() -> None:
 
 
 def test_rope_angles_of_dinov3_in_closed_form() -> None:
-    rope = RopePosition(16, 100.0, "centered", "half", reference=(16, 16))
+    rope = RopePosition(16, 100.0, "centered", "half", reference_grid=(16, 16))
     angles = rope.angles((3, 4))
     row, column = 2, 1
     y, x = (row + 0.5) / 3 * 2 - 1, (column + 0.5) / 4 * 2 - 1

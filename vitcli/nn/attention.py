@@ -331,14 +331,18 @@ class NeighborhoodMask:
     def __call__(
         self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
     ) -> list[Tensor | None]:
-        rows, columns = (torch.arange(n, device=device) for n in grid)
-        centers = torch.cartesian_prod(rows, columns)  # (N, 2)
-        patches = len(centers)
-        squared = (centers[:, None] - centers[None]).square().sum(-1)
+        squared = squared_distances(grid, device)
+        patches = len(squared)
         order = squared * patches + torch.arange(patches, device=device)  # no two are equal
         nearest = order.topk(min(self.neighbors, patches), largest=False).indices  # (N, k)
         seen = torch.zeros_like(order, dtype=torch.bool).scatter_(1, nearest, True)
         return [_for_patches(seen, prefix_tokens)] * depth
+
+
+def squared_distances(grid: Grid, device: torch.device | str = "cpu") -> Tensor:
+    """Between the centers of any two patches, in patches, as integers (N, N)."""
+    centers = torch.cartesian_prod(*(torch.arange(n, device=device) for n in grid))  # (N, 2)
+    return (centers[:, None] - centers[None]).square().sum(-1)
 
 
 def _for_patches(seen: Tensor, prefix_tokens: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.nn.attention import Grid, Part, Rotation, identity, trunc_normal
+from vitcli.nn.attention import Grid, Part, Rotation, identity, squared_distances, trunc_normal
 
 
 class NoPosition(Part):
@@ -141,12 +141,36 @@ first ViTs (scipy's zoom of order 1).
 """
 
 
-class LearnedPosition(NoPosition):
-    """A table with a row for each of the first k prefix tokens and for each patch.
+class TablePosition(NoPosition):
+    """Tables with a row for each cell of a grid, which follow another grid by a rule.
 
-    At another grid than its own the patch rows are resized by `resize`, a key of TABLE_RESIZES,
-    in float32 or (`resize_dtype` None) in the table's dtype; prefix rows never are.
+    Args:
+        grid: the native grid of patches, at which the tables are as they are trained.
+        resize: a key of TABLE_RESIZES.
+        resize_dtype: in which rows are resized; None for the tables' own.
     """
+
+    def __init__(self, grid: Grid, resize: str, resize_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.grid = grid
+        self.resize = TABLE_RESIZES[resize]
+        self.resize_dtype = resize_dtype
+
+    def resized(self, rows: Tensor, old: Grid, new: Grid) -> Tensor:
+        """The rows (cells, C) of one grid for another."""
+        square = rows.T.unflatten(1, old).unsqueeze(0)  # (1, C, rows, columns)
+        resized = self.resize(square.to(self.resize_dtype or rows.dtype), new)
+        return resized.squeeze(0).flatten(1).T.to(rows.dtype)
+
+
+class LearnedPosition(TablePosition):
+    """A row for each of the first k prefix tokens and for each patch, added to them.
+
+    At another grid the patch rows are resized and the prefix rows are not. With a `rope` queries
+    and keys are turned too (Qwen3-VL, Perception Encoder).
+    """
+
+    trained = True
 
     def __init__(
         self,
@@ -155,27 +179,30 @@ class LearnedPosition(NoPosition):
         prefix_rows: int,
         resize: str = "bicubic",
         resize_dtype: torch.dtype | None = torch.float32,
+        rope: NoPosition | None = None,
     ) -> None:
-        super().__init__()
-        self.grid = grid
+        super().__init__(grid, resize, resize_dtype)
         self.prefix_rows = prefix_rows
-        self.resize = TABLE_RESIZES[resize]
-        self.resize_dtype = resize_dtype
-        self.table = nn.Parameter(torch.empty(prefix_rows + grid[0] * grid[1], hidden))
+        rows = torch.empty(prefix_rows + grid[0] * grid[1], hidden)
+        self.table = nn.Parameter(rows, requires_grad=self.trained)
+        self.rope = NoPosition() if rope is None else rope
 
     def patch_rows(self, grid: Grid) -> Tensor:
         """The rows of the patches at `grid`, (N, D)."""
         rows = self.table[self.prefix_rows :]
         if grid == self.grid and self.resize is not nearest_by_fraction:
             return rows
-        square = rows.T.unflatten(1, self.grid).unsqueeze(0)  # (1, D, rows, columns)
-        resized = self.resize(square.to(self.resize_dtype or rows.dtype), grid)
-        return resized.squeeze(0).flatten(1).T.to(rows.dtype)
+        return self.resized(rows, self.grid, grid)
 
     def add(self, prefix: Tensor, patches: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         k = self.prefix_rows
         moved = prefix[:, :k] + self.table[:k]
         return torch.cat([moved, prefix[:, k:]], dim=1), patches + self.patch_rows(grid)
+
+    def rotations(
+        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
+    ) -> Iterable[Rotation]:
+        return self.rope.rotations(grid, prefix_tokens, depth, like)
 
     def reset(self, std: float, generator: torch.Generator) -> None:
         # torch's draw and not `trunc_normal`: a seed's tables stay what they were.
@@ -211,16 +238,7 @@ def sincos_table(hidden: int, grid: Grid) -> Tensor:
 class SinCosPosition(LearnedPosition):
     """A table that holds sines and cosines and is not trained; prefix rows are zero."""
 
-    def __init__(
-        self,
-        hidden: int,
-        grid: Grid,
-        prefix_rows: int,
-        resize: str = "bicubic",
-        resize_dtype: torch.dtype | None = torch.float32,
-    ) -> None:
-        super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
-        self.table.requires_grad_(False)
+    trained = False
 
     def reset(self, std: float, generator: torch.Generator) -> None:
         self.table.zero_()
@@ -284,7 +302,7 @@ class RopePosition(NoPosition):
         theta: float,
         coordinates: str,
         layout: str,
-        reference: Grid,
+        reference_grid: Grid,
         periods: Sequence[float] | None = None,
         offset: float = 0.0,
         first_axis: str = "rows",
@@ -301,7 +319,7 @@ class RopePosition(NoPosition):
         self.periods = periods
         self.coordinates = ROPE_COORDINATES[coordinates]
         self.spread, self.turn = ROPE_LAYOUTS[layout]
-        self.reference = reference
+        self.reference_grid = reference_grid
 
     def angles(self, grid: Grid) -> Tensor:
         """One angle for each pair of channels, (N, d/2), in float64."""
@@ -314,7 +332,9 @@ class RopePosition(NoPosition):
         between = frequency * self.theta ** (-2 / self.head_dim) if self.alternate else frequency
         rows, columns = (
             self.coordinates(n, reference, self.offset)[:, None] * turns
-            for n, reference, turns in zip(grid, self.reference, (frequency, between), strict=True)
+            for n, reference, turns in zip(
+                grid, self.reference_grid, (frequency, between), strict=True
+            )
         )  # (n, d/4)
         shape = (*grid, -1)
         both = [rows[:, None].expand(shape), columns[None].expand(shape)]
@@ -385,27 +405,6 @@ class MixedRopePosition(NoPosition):
         return (self.rotation(grid, prefix_tokens, like, block) for block in range(depth))
 
 
-class LearnedRopePosition(LearnedPosition):
-    """A learned table together with rotary positions (Qwen3-VL, Perception Encoder)."""
-
-    def __init__(
-        self,
-        hidden: int,
-        grid: Grid,
-        prefix_rows: int,
-        rope: RopePosition | MixedRopePosition,
-        resize: str = "bicubic",
-        resize_dtype: torch.dtype | None = torch.float32,
-    ) -> None:
-        super().__init__(hidden, grid, prefix_rows, resize, resize_dtype)
-        self.rope = rope
-
-    def rotations(
-        self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
-    ) -> Iterable[Rotation]:
-        return self.rope.rotations(grid, prefix_tokens, depth, like)
-
-
 def alibi_slopes(heads: int) -> list[float]:
     """One slope for each head, 2^(-8i/H); other head counts as in the authors' code.
 
@@ -429,10 +428,8 @@ class AlibiPosition(NoPosition):
         self.slopes = alibi_slopes(heads)
 
     def bias(self, grid: Grid, prefix_tokens: int, like: Tensor) -> Tensor:
-        axes = (torch.arange(n, dtype=torch.float64) for n in grid)
-        centers = torch.cartesian_prod(*axes)  # (N, 2)
-        squared = (centers[:, None] - centers[None]).square().sum(-1)
-        distance = F.pad(squared.sqrt(), (prefix_tokens, 0, prefix_tokens, 0))  # (P+N, P+N)
+        distance = squared_distances(grid).double().sqrt()
+        distance = F.pad(distance, (prefix_tokens, 0, prefix_tokens, 0))  # (P+N, P+N)
         slopes = torch.tensor(self.slopes, dtype=torch.float64)
         return (-slopes[:, None, None] * distance).to(like.dtype).to(like.device)
 
@@ -456,12 +453,11 @@ def relative_index(grid: Grid, prefix_tokens: int) -> Tensor:
     return index
 
 
-class RelativePosition(NoPosition):
+class RelativePosition(TablePosition):
     """In each block a learned bias per head and offset between two patches (Swin, BEiT).
 
     Liu et al. 2021, section 3.2; Bao et al. 2022. With prefix tokens each table has three rows
-    more: prefix to patch, patch to prefix, prefix to prefix. At another grid than its own the
-    offsets are resized by `resize`, a key of TABLE_RESIZES, as in LearnedPosition.
+    more: prefix to patch, patch to prefix, prefix to prefix; these are not resized.
     """
 
     def __init__(
@@ -473,10 +469,7 @@ class RelativePosition(NoPosition):
         resize: str = "bilinear",
         resize_dtype: torch.dtype | None = torch.float32,
     ) -> None:
-        super().__init__()
-        self.grid = grid
-        self.resize = TABLE_RESIZES[resize]
-        self.resize_dtype = resize_dtype
+        super().__init__(grid, resize, resize_dtype)
         self.offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
         rows = self.offsets + (3 if prefix_tokens else 0)
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(rows, heads)) for _ in range(depth))
@@ -497,11 +490,9 @@ class RelativePosition(NoPosition):
         table: Tensor = self.tables[block]
         if grid == self.grid:
             return table
-        rows, columns = (2 * n - 1 for n in self.grid)
-        square = table[: self.offsets].T.unflatten(1, (rows, columns)).unsqueeze(0)
-        size = 2 * grid[0] - 1, 2 * grid[1] - 1
-        resized = self.resize(square.to(self.resize_dtype or table.dtype), size)
-        return torch.cat([resized.squeeze(0).flatten(1).T.to(table.dtype), table[self.offsets :]])
+        old, new = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (self.grid, grid))
+        offsets = self.resized(table[: self.offsets], old, new)
+        return torch.cat([offsets, table[self.offsets :]])
 
     def block_biases(
         self, grid: Grid, prefix_tokens: int, depth: int, like: Tensor
