@@ -9,22 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli.config import pooling, variants
+from vitcli.config import pooling as pooling_specs
+from vitcli.config import variants as specs
 from vitcli.config.schema import EncoderConfig
-from vitcli.config.variants import Spec
 from vitcli.errors import VitcliError
-from vitcli.nn.attention import (
-    ATTENDS,
-    QKV_PROJECTIONS,
-    CausalMask,
-    ChannelAttention,
-    Mask,
-    MultiHeadSelfAttention,
-    NeighborhoodMask,
-    NoMask,
-    WindowMask,
-    initialize,
-)
+from vitcli.nn import attention, pooling, positions
 from vitcli.nn.encoder import (
     ACTIVATIONS,
     BLOCKS,
@@ -37,29 +26,7 @@ from vitcli.nn.encoder import (
     VisionFrontEnd,
     ViT,
 )
-from vitcli.nn.pooling import (
-    ClsMeanPooling,
-    ClsPooling,
-    DistilledHead,
-    LinearHead,
-    MapPooling,
-    MeanPooling,
-    MergerHead,
-    NoHead,
-    NoPooling,
-    QueryPooling,
-    TanhHead,
-    TanhLinearHead,
-)
-from vitcli.nn.positions import (
-    AlibiPosition,
-    LearnedPosition,
-    MixedRopePosition,
-    NoPosition,
-    RelativePosition,
-    RopePosition,
-    SinCosPosition,
-)
+from vitcli.nn.positions import NoPosition
 
 
 def _norm(c: EncoderConfig) -> nn.Module:
@@ -75,25 +42,26 @@ def _resize(c: EncoderConfig) -> dict[str, Any]:
 
 def _table(
     c: EncoderConfig,
-    kind: type[LearnedPosition] = LearnedPosition,
+    kind: type[positions.LearnedPosition] = positions.LearnedPosition,
     rope: NoPosition | None = None,
 ) -> NoPosition:
     return kind(c.hidden, c.grid, c.table_prefix_rows, **_resize(c), rope=rope)
 
 
 def _rope(c: EncoderConfig) -> NoPosition:
-    return RopePosition(c.head_dim, **dict(c.rope))
+    return positions.RopePosition(c.head_dim, **dict(c.rope))
 
 
 def _mixed(c: EncoderConfig) -> NoPosition:
-    return MixedRopePosition(c.depth, c.heads, c.head_dim, c.rope.theta)
+    return positions.MixedRopePosition(c.depth, c.heads, c.head_dim, c.rope.theta)
 
 
 def _map_pooling(c: EncoderConfig) -> nn.Module:
     feed_forward = FEED_FORWARDS["plain"](
         c.hidden, c.pool_mlp_hidden or c.mlp_hidden, ACTIVATIONS[c.activation]()
     )
-    return MapPooling(c.hidden, c.pool_heads or c.heads, _norm(c), feed_forward, c.pool_prefix)
+    heads = c.pool_heads or c.heads
+    return pooling.MapPooling(c.hidden, heads, _norm(c), feed_forward, c.pool_prefix)
 
 
 def _set(value: int | None) -> int:
@@ -101,52 +69,52 @@ def _set(value: int | None) -> int:
     return value
 
 
-def _window(c: EncoderConfig) -> Mask:
-    a = c.attention
-    return WindowMask(_set(a.window), [block - 1 for block in a.full_blocks], a.shift or 0)
+def _window(c: EncoderConfig) -> attention.Mask:
+    full = [block - 1 for block in c.attention.full_blocks]
+    return attention.WindowMask(_set(c.attention.window), full, c.attention.shift or 0)
 
 
-def _merger(c: EncoderConfig, norm_joined: bool = False) -> MergerHead:
+def _merger(c: EncoderConfig, norm_joined: bool = False) -> pooling.MergerHead:
     norm = NORMS[c.norm](4 * c.hidden if norm_joined else c.hidden, c.norm_eps)
-    return MergerHead(c.hidden, _set(c.head_out), norm, norm_joined)
+    return pooling.MergerHead(c.hidden, _set(c.head_out), norm, norm_joined)
 
 
 POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "learned": _table,
-    "sincos2d": lambda c: _table(c, SinCosPosition),
+    "sincos2d": lambda c: _table(c, positions.SinCosPosition),
     "rope2d": _rope,
     "learned+rope2d": lambda c: _table(c, rope=_rope(c)),
-    "alibi2d": lambda c: AlibiPosition(c.heads),
+    "alibi2d": lambda c: positions.AlibiPosition(c.heads),
     "mixed_rope2d": _mixed,
     "learned+mixed_rope2d": lambda c: _table(c, rope=_mixed(c)),
-    "relative2d": lambda c: RelativePosition(
+    "relative2d": lambda c: positions.RelativePosition(
         c.heads, c.depth, c.grid, c.prefix_tokens, **_resize(c)
     ),
     "none": lambda c: NoPosition(),
 }
-MASKS: dict[str, Callable[[EncoderConfig], Mask]] = {
-    "none": lambda c: NoMask(),
-    "causal": lambda c: CausalMask(),
+MASKS: dict[str, Callable[[EncoderConfig], attention.Mask]] = {
+    "none": lambda c: attention.NoMask(),
+    "causal": lambda c: attention.CausalMask(),
     "window": _window,
-    "neighborhood": lambda c: NeighborhoodMask(_set(c.attention.neighbors)),
+    "neighborhood": lambda c: attention.NeighborhoodMask(_set(c.attention.neighbors)),
 }
 POOLINGS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
-    "cls": lambda c: ClsPooling(),
-    "mean": lambda c: MeanPooling(),
-    "cls+mean": lambda c: ClsMeanPooling(),
+    "cls": lambda c: pooling.ClsPooling(),
+    "mean": lambda c: pooling.MeanPooling(),
+    "cls+mean": lambda c: pooling.ClsMeanPooling(),
     "map": _map_pooling,
-    "query": lambda c: QueryPooling(
+    "query": lambda c: pooling.QueryPooling(
         c.hidden, c.pool_heads or c.heads, c.attention.qkv_bias == "qkv"
     ),
-    "none": lambda c: NoPooling(),
+    "none": lambda c: pooling.NoPooling(),
 }
 HEADS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
-    "none": lambda c: NoHead(),
-    "linear": lambda c: LinearHead(c.pooled_width, _set(c.head_out)),
-    "projection": lambda c: LinearHead(c.pooled_width, _set(c.head_out), bias=False),
-    "tanh": lambda c: TanhHead(c.pooled_width),
-    "tanh_linear": lambda c: TanhLinearHead(c.pooled_width, _set(c.head_out)),
-    "distilled": lambda c: DistilledHead(c.hidden, _set(c.head_out)),
+    "none": lambda c: pooling.NoHead(),
+    "linear": lambda c: pooling.LinearHead(c.pooled_width, _set(c.head_out)),
+    "projection": lambda c: pooling.LinearHead(c.pooled_width, _set(c.head_out), bias=False),
+    "tanh": lambda c: pooling.TanhHead(c.pooled_width),
+    "tanh_linear": lambda c: pooling.TanhLinearHead(c.pooled_width, _set(c.head_out)),
+    "distilled": lambda c: pooling.DistilledHead(c.hidden, _set(c.head_out)),
     "merger": lambda c: _merger(c),
 }
 QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
@@ -159,24 +127,24 @@ QK_NORMS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
 
 
 ATTENTIONS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
-    "tokens": lambda c: ATTENDS[c.attention.attend](c.attention.dropout),
-    "channels": lambda c: ChannelAttention(c.heads, c.attention.dropout),
+    "tokens": lambda c: attention.ATTENDS[c.attention.attend](c.attention.dropout),
+    "channels": lambda c: attention.ChannelAttention(c.heads, c.attention.dropout),
 }
 VARIANTS: dict[str, tuple[MutableMapping[str, Any], MutableMapping[str, Any]]] = {
-    "position": (variants.POSITIONS, POSITIONS),
-    "pooling": (pooling.POOLINGS, POOLINGS),
-    "head": (pooling.HEADS, HEADS),
-    "attention.over": (variants.ATTENTIONS, ATTENTIONS),
-    "attention.mask": (variants.MASKS, MASKS),
-    "attention.qk_norm": (variants.QK_NORMS, QK_NORMS),
-    "attention.qkv_bias": (variants.QKV_BIASES, QKV_PROJECTIONS),
-    "norm": (variants.NORMS, NORMS),
-    "mlp": (variants.MLPS, FEED_FORWARDS),
+    "position": (specs.POSITIONS, POSITIONS),
+    "pooling": (pooling_specs.POOLINGS, POOLINGS),
+    "head": (pooling_specs.HEADS, HEADS),
+    "attention.over": (specs.ATTENTIONS, ATTENTIONS),
+    "attention.mask": (specs.MASKS, MASKS),
+    "attention.qk_norm": (specs.QK_NORMS, QK_NORMS),
+    "attention.qkv_bias": (specs.QKV_BIASES, attention.QKV_PROJECTIONS),
+    "norm": (specs.NORMS, NORMS),
+    "mlp": (specs.MLPS, FEED_FORWARDS),
 }
 """The keys that name a variant: what the config says of each word, and what builds it."""
 
 
-def register(key: str, word: str, spec: Spec, build: Callable[..., Any]) -> None:
+def register(key: str, word: str, spec: specs.Spec, build: Callable[..., Any]) -> None:
     """Add a variant from outside the package: `encoder.KEY: WORD` is then built like one of ours.
 
     Args:
@@ -187,18 +155,18 @@ def register(key: str, word: str, spec: Spec, build: Callable[..., Any]) -> None
     Raises:
         ValueError: the word is taken.
     """
-    specs, builders = VARIANTS[key]
-    if word in specs:
+    said, built = VARIANTS[key]
+    if word in said:
         raise ValueError(f"{key}: {word} exists already")
-    specs[word], builders[word] = spec, build
+    said[word], built[word] = spec, build
 
 
-def _attention(c: EncoderConfig) -> MultiHeadSelfAttention:
+def _attention(c: EncoderConfig) -> attention.MultiHeadSelfAttention:
     qk_norm = QK_NORMS[c.attention.qk_norm]
-    return MultiHeadSelfAttention(
+    return attention.MultiHeadSelfAttention(
         c.hidden,
         c.heads,
-        qkv=QKV_PROJECTIONS[c.attention.qkv_bias](c.hidden),
+        qkv=attention.QKV_PROJECTIONS[c.attention.qkv_bias](c.hidden),
         attend=ATTENTIONS[c.attention.over](c),
         q_norm=qk_norm(c),
         k_norm=qk_norm(c),
@@ -287,8 +255,7 @@ def _check_room(parameters: int) -> None:
     needed = 4 * parameters
     if memory > 0 and needed > memory:
         raise VitcliError(
-            f"the encoder: its float32 weights do not fit in memory (got {needed / 2**30:,.1f} "
-            "GiB, "
+            f"the encoder: its float32 weights do not fit in memory (got {needed / 2**30:,.1f} GiB, "
             f"expected at most {memory / 2**30:,.1f} GiB)",
             "choose a smaller preset from `vitcli presets`",
         )
@@ -303,5 +270,5 @@ def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
     meta = build_meta(config)
     _check_room(sum(p.numel() for p in meta.parameters()))
     encoder = allocate(meta)
-    initialize(encoder, config.init, config.init_std, seed)
+    attention.initialize(encoder, config.init, config.init_std, seed)
     return encoder.eval()

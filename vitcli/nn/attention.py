@@ -108,6 +108,42 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+def turn_half(x: Tensor) -> Tensor:
+    """The partner of each channel where pairs are (i, i + d/2)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([-b, a], dim=-1)
+
+
+def turn_interleaved(x: Tensor) -> Tensor:
+    """The partner of each channel where pairs are (2i, 2i + 1)."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-b, a], dim=-1).flatten(-2)
+
+
+ROPE_LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "half": (lambda half: torch.cat([half, half], dim=-1), turn_half),
+    "interleaved": (lambda half: half.repeat_interleave(2, dim=-1), turn_interleaved),
+}
+"""How d/2 angles spread over d channels, and the partner each channel is turned with."""
+
+
+def turned_by(
+    angles: Tensor,
+    prefix_tokens: int,
+    spread: Callable[[Tensor], Tensor],
+    turn: Callable[[Tensor], Tensor],
+    like: Tensor,
+) -> Rotation:
+    """The rotation by angles (.., N, d/2), and none of the prefix tokens."""
+    angles = spread(F.pad(angles, (0, 0, prefix_tokens, 0)))  # (.., P+N, d)
+    cos, sin = (t.to(like.dtype).to(like.device) for t in (angles.cos(), angles.sin()))
+
+    def rotate(x: Tensor) -> Tensor:
+        return x * cos + turn(x) * sin
+
+    return rotate
+
+
 def join_masks(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Both masks in one: booleans (True attends) are intersected, additive ones are summed."""
     if first is None or second is None:

@@ -11,7 +11,7 @@ from vitcli.nn.attention import FusedAttention, Grid, Part, trunc_normal
 class ClsPooling(nn.Module):
     """The CLS token."""
 
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
         return prefix[:, 0]
 
@@ -19,7 +19,7 @@ class ClsPooling(nn.Module):
 class MeanPooling(nn.Module):
     """The mean over patches; prefix tokens are left out."""
 
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
         return patches.mean(dim=1)
 
@@ -27,16 +27,47 @@ class MeanPooling(nn.Module):
 class ClsMeanPooling(nn.Module):
     """CLS and the mean over patches side by side, as DINOv2's linear probe reads them."""
 
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, 2D)."""
         return torch.cat([prefix[:, 0], patches.mean(dim=1)], dim=-1)
 
 
-class MapPooling(Part):
-    """Multi-head attention pooling: a learned probe attends over the patches, or all tokens.
+class ProbePooling(Part):
+    """A learned probe attends over tokens: softmax(q k^T / sqrt(d)) v, projected; no residual.
 
-    Zhai et al. 2022, "Scaling Vision Transformers", section 3.2, as SigLIP ships it: no residual
-    from the probe and no norm before the attention; y = a + MLP(norm(a)).
+    Args:
+        q: what the probe passes through; `nn.Identity` for none.
+        bias: of keys and values.
+    """
+
+    def __init__(self, hidden: int, heads: int, q: nn.Module, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.probe = nn.Parameter(torch.empty(1, hidden))
+        self.q = q
+        self.kv = nn.Linear(hidden, 2 * hidden, bias=bias)
+        self.attend = FusedAttention()
+        self.proj = nn.Linear(hidden, hidden)
+
+    def reset(self, std: float, generator: torch.Generator) -> None:
+        trunc_normal(self.probe, std, generator)
+
+    def attended(self, tokens: Tensor) -> Tensor:
+        """(B, T, D) -> (B, 1, D)."""
+        probe = self.q(self.probe).expand(tokens.shape[0], 1, -1)  # (B, 1, D)
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in (probe, *self.kv(tokens).chunk(2, dim=-1))
+        )  # (B, H, 1 or T, d)
+        y: Tensor = self.proj(self.attend(q, k, v, None).transpose(1, 2).flatten(-2))
+        return y
+
+
+class MapPooling(ProbePooling):
+    """Multi-head attention pooling of the patches, or of all tokens: y = a + MLP(norm(a)).
+
+    Zhai et al. 2022, "Scaling Vision Transformers", section 3.2, as SigLIP ships it: no norm before
+    the attention.
     """
 
     def __init__(
@@ -47,73 +78,39 @@ class MapPooling(Part):
         feed_forward: nn.Module,
         reads_prefix: bool = False,
     ) -> None:
-        super().__init__()
-        self.heads = heads
+        super().__init__(hidden, heads, nn.Linear(hidden, hidden), bias=True)
         self.reads_prefix = reads_prefix
-        self.probe = nn.Parameter(torch.empty(1, hidden))
-        self.q = nn.Linear(hidden, hidden)
-        self.kv = nn.Linear(hidden, 2 * hidden)
-        self.attend = FusedAttention()
-        self.proj = nn.Linear(hidden, hidden)
         self.norm = norm
         self.feed_forward = feed_forward
 
-    def reset(self, std: float, generator: torch.Generator) -> None:
-        trunc_normal(self.probe, std, generator)
-
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
         tokens = torch.cat([prefix, patches], dim=1) if self.reads_prefix else patches
-        probe = self.q(self.probe).expand(tokens.shape[0], 1, -1)  # (B, 1, D)
-        q, k, v = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for t in (probe, *self.kv(tokens).chunk(2, dim=-1))
-        )  # (B, H, 1 or T, d)
-        a = self.proj(self.attend(q, k, v, None).transpose(1, 2).flatten(-2))  # (B, 1, D)
+        a = self.attended(tokens)
         y: Tensor = a + self.feed_forward(self.norm(a))
         return y[:, 0]
 
 
-class QueryPooling(Part):
-    """A learned query attends over the patches: softmax(query k^T / sqrt(d)) v, projected.
-
-    El-Nouby et al. 2024, AIMv2, section 3; unlike `MapPooling` the query is not projected and no
-    MLP follows. `bias` is that of keys and values.
-    """
+class QueryPooling(ProbePooling):
+    """The probe is the query itself, over the patches (El-Nouby et al. 2024, AIMv2, section 3)."""
 
     def __init__(self, hidden: int, heads: int, bias: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.probe = nn.Parameter(torch.empty(1, hidden))
-        self.kv = nn.Linear(hidden, 2 * hidden, bias=bias)
-        self.attend = FusedAttention()
-        self.proj = nn.Linear(hidden, hidden)
+        super().__init__(hidden, heads, nn.Identity(), bias)
 
-    def reset(self, std: float, generator: torch.Generator) -> None:
-        trunc_normal(self.probe, std, generator)
-
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor:
         """Prefix (B, P, D) and patches (B, N, D) -> (B, D)."""
-        probe = self.probe.expand(patches.shape[0], 1, -1)  # (B, 1, D)
-        q, k, v = (
-            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for t in (probe, *self.kv(patches).chunk(2, dim=-1))
-        )  # (B, H, 1 or N, d)
-        y: Tensor = self.proj(self.attend(q, k, v, None).transpose(1, 2).flatten(-2))
-        return y[:, 0]
+        return self.attended(patches)[:, 0]
 
 
 class NoPooling(nn.Module):
     """No pooled vector: the tokens are the answer."""
 
-    def forward(self, prefix: Tensor, patches: Tensor) -> Tensor | None:
+    def forward(self, prefix: Tensor, patches: Tensor) -> None:
         return None
 
 
 class NoHead(nn.Module):
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: object, prefix: Tensor, patches: Tensor, grid: Grid) -> None:
         return None
 
 
@@ -124,9 +121,7 @@ class LinearHead(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, out, bias=bias)
 
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: Tensor, prefix: Tensor, patches: Tensor, grid: Grid) -> Tensor:
         y: Tensor = self.linear(pooled)
         return y
 
@@ -138,9 +133,7 @@ class TanhHead(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: Tensor, prefix: Tensor, patches: Tensor, grid: Grid) -> Tensor:
         y: Tensor = self.linear(pooled)
         return y.tanh()
 
@@ -153,9 +146,7 @@ class TanhLinearHead(nn.Module):
         self.pre_logits = nn.Linear(width, width)
         self.linear = nn.Linear(width, out)
 
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: Tensor, prefix: Tensor, patches: Tensor, grid: Grid) -> Tensor:
         y: Tensor = self.linear(self.pre_logits(pooled).tanh())
         return y
 
@@ -168,9 +159,7 @@ class DistilledHead(nn.Module):
         self.cls = nn.Linear(width, out)
         self.dist = nn.Linear(width, out)
 
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: object, prefix: Tensor, patches: Tensor, grid: Grid) -> Tensor:
         on_cls, on_dist = self.both(prefix)
         y: Tensor = (on_cls + on_dist) / 2
         return y
@@ -195,9 +184,7 @@ class MergerHead(nn.Module):
         self.activation = nn.GELU()
         self.fc2 = nn.Linear(4 * width, out)
 
-    def forward(
-        self, pooled: Tensor | None, prefix: Tensor, patches: Tensor, grid: Grid
-    ) -> Tensor | None:
+    def forward(self, pooled: object, prefix: Tensor, patches: Tensor, grid: Grid) -> Tensor:
         rows, columns = grid
         cells = patches if self.norm_joined else self.norm(patches)
         cells = cells.unflatten(1, (rows // 2, 2, columns // 2, 2))

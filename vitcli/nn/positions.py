@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitcli.nn.attention import Grid, Part, Rotation, identity, squared_distances, trunc_normal
+from vitcli.nn.attention import (
+    ROPE_LAYOUTS,
+    Grid,
+    Part,
+    Rotation,
+    identity,
+    squared_distances,
+    trunc_normal,
+    turned_by,
+)
 
 
 class NoPosition(Part):
@@ -267,25 +276,6 @@ ROPE_COORDINATES: dict[str, Callable[[int, int, float], Tensor]] = {
 }
 
 
-def turn_half(x: Tensor) -> Tensor:
-    """The partner of each channel where pairs are (i, i + d/2)."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([-b, a], dim=-1)
-
-
-def turn_interleaved(x: Tensor) -> Tensor:
-    """The partner of each channel where pairs are (2i, 2i + 1)."""
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([-b, a], dim=-1).flatten(-2)
-
-
-ROPE_LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "half": (lambda half: torch.cat([half, half], dim=-1), turn_half),
-    "interleaved": (lambda half: half.repeat_interleave(2, dim=-1), turn_interleaved),
-}
-"""How d/2 angles spread over d channels, and the partner each channel is turned with."""
-
-
 class RopePosition(NoPosition):
     """2D rotary positions (Su et al. 2021; 2D form as in DINOv3, Simeoni et al. 2025).
 
@@ -347,23 +337,6 @@ class RopePosition(NoPosition):
         return turned_by(self.angles(grid), prefix_tokens, self.spread, self.turn, like)
 
 
-def turned_by(
-    angles: Tensor,
-    prefix_tokens: int,
-    spread: Callable[[Tensor], Tensor],
-    turn: Callable[[Tensor], Tensor],
-    like: Tensor,
-) -> Rotation:
-    """The rotation by angles (.., N, d/2), and none of the prefix tokens."""
-    angles = spread(F.pad(angles, (0, 0, prefix_tokens, 0)))  # (.., P+N, d)
-    cos, sin = (t.to(like.dtype).to(like.device) for t in (angles.cos(), angles.sin()))
-
-    def rotate(x: Tensor) -> Tensor:
-        return x * cos + turn(x) * sin
-
-    return rotate
-
-
 class MixedRopePosition(NoPosition):
     """Rotary positions of learned frequencies (Heo et al. 2024, section 3.2, RoPE-Mixed).
 
@@ -382,15 +355,9 @@ class MixedRopePosition(NoPosition):
         j = torch.arange(pairs // 2, dtype=torch.float64)
         size = self.theta ** (-2 * j / pairs)
         along = torch.rand(depth, heads, 1, generator=generator, dtype=torch.float64) * 2 * math.pi
-        across = along + math.pi / 2
-        self.frequencies.copy_(
-            torch.stack(
-                [
-                    torch.cat([size * f(a) for a in (along, across)], -1)
-                    for f in (torch.sin, torch.cos)
-                ]
-            )
-        )
+        angles = torch.stack([along, along + math.pi / 2], -2)  # (depth, H, 2, 1)
+        axes = torch.stack([size * angles.sin(), size * angles.cos()])
+        self.frequencies.copy_(axes.flatten(-2))
 
     def rotation(self, grid: Grid, prefix_tokens: int, like: Tensor, block: int = 0) -> Rotation:
         axes = (torch.arange(n, device=like.device, dtype=like.dtype) for n in grid)
