@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli.config import pooling as pooling_specs
+from vitcli.config import attention as attention_specs
 from vitcli.config import variants as specs
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
@@ -131,13 +131,13 @@ ATTENTIONS: dict[str, Callable[[EncoderConfig], nn.Module]] = {
     "channels": lambda c: attention.ChannelAttention(c.heads, c.attention.dropout),
 }
 VARIANTS: dict[str, tuple[MutableMapping[str, Any], MutableMapping[str, Any]]] = {
-    "position": (specs.POSITIONS, POSITIONS),
-    "pooling": (pooling_specs.POOLINGS, POOLINGS),
-    "head": (pooling_specs.HEADS, HEADS),
-    "attention.over": (specs.ATTENTIONS, ATTENTIONS),
-    "attention.mask": (specs.MASKS, MASKS),
-    "attention.qk_norm": (specs.QK_NORMS, QK_NORMS),
-    "attention.qkv_bias": (specs.QKV_BIASES, attention.QKV_PROJECTIONS),
+    "position": (attention_specs.POSITIONS, POSITIONS),
+    "pooling": (specs.POOLINGS, POOLINGS),
+    "head": (specs.HEADS, HEADS),
+    "attention.over": (attention_specs.ATTENTIONS, ATTENTIONS),
+    "attention.mask": (attention_specs.MASKS, MASKS),
+    "attention.qk_norm": (attention_specs.QK_NORMS, QK_NORMS),
+    "attention.qkv_bias": (attention_specs.QKV_BIASES, attention.QKV_PROJECTIONS),
     "norm": (specs.NORMS, NORMS),
     "mlp": (specs.MLPS, FEED_FORWARDS),
 }
@@ -255,8 +255,8 @@ def _check_room(parameters: int) -> None:
     needed = 4 * parameters
     if memory > 0 and needed > memory:
         raise VitcliError(
-            f"the encoder: its float32 weights do not fit in memory (got {needed / 2**30:,.1f} GiB, "
-            f"expected at most {memory / 2**30:,.1f} GiB)",
+            "the encoder: its float32 weights do not fit in memory (got "
+            f"{needed / 2**30:,.1f} GiB, expected at most {memory / 2**30:,.1f} GiB)",
             "choose a smaller preset from `vitcli presets`",
         )
 

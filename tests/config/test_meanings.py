@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from vitcli.config import pooling, schema, training, variants
+from vitcli.config import attention, schema, training, variants
 
 SECTIONS = [
     value
-    for module in (schema, training)
+    for module in (attention, schema, training)
     for value in vars(module).values()
     if inspect.isclass(value)
     and issubclass(value, schema.Section)
@@ -44,15 +44,15 @@ def test_every_key_and_section_says_what_it_means(section: type[schema.Section])
 @pytest.mark.parametrize(
     ("section", "key", "words"),
     [
-        (schema.EncoderConfig, "position", variants.POSITIONS),
-        (schema.EncoderConfig, "pooling", pooling.POOLINGS),
-        (schema.EncoderConfig, "head", pooling.HEADS),
+        (schema.EncoderConfig, "position", attention.POSITIONS),
+        (schema.EncoderConfig, "pooling", variants.POOLINGS),
+        (schema.EncoderConfig, "head", variants.HEADS),
         (schema.EncoderConfig, "norm", variants.NORMS),
         (schema.EncoderConfig, "mlp", variants.MLPS),
-        (schema.AttentionConfig, "mask", variants.MASKS),
-        (schema.AttentionConfig, "over", variants.ATTENTIONS),
-        (schema.AttentionConfig, "qkv_bias", variants.QKV_BIASES),
-        (schema.AttentionConfig, "qk_norm", variants.QK_NORMS),
+        (schema.AttentionConfig, "mask", attention.MASKS),
+        (schema.AttentionConfig, "over", attention.ATTENTIONS),
+        (schema.AttentionConfig, "qkv_bias", attention.QKV_BIASES),
+        (schema.AttentionConfig, "qk_norm", attention.QK_NORMS),
         (schema.PreprocessConfig, "resize", get_args(schema.ResizeKind)),
         (schema.PreprocessConfig, "filter", get_args(schema.FilterKind)),
         (schema.EncoderConfig, "activation", get_args(schema.ActivationKind)),

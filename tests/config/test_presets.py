@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from vitcli import build
+from vitcli.config import attention as config_attention
 from vitcli.config import schema
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
@@ -20,7 +21,6 @@ from vitcli.config.settings import Setting
 from vitcli.nn import attention, positions
 from vitcli.nn import encoder as block
 from vitcli.nn import encoder as feedforward
-from vitcli.nn import encoder as norms
 from vitcli.nn.attention import SCHEMES
 
 LINEAR = {"head": "linear", "head_out": 1000}
@@ -309,19 +309,13 @@ def test_head_widths_are_the_published_ones() -> None:
     [
         (schema.PositionKind, build.POSITIONS),
         (schema.PoolingKind, build.POOLINGS),
-        (schema.HeadKind, build.HEADS),
-        (schema.MaskKind, build.MASKS),
-        (schema.QkNormScope, build.QK_NORMS),
-        (schema.NormKind, norms.NORMS),
         (schema.NormPlacement, block.BLOCKS),
-        (schema.MlpKind, feedforward.FEED_FORWARDS),
         (schema.ActivationKind, feedforward.ACTIVATIONS),
-        (schema.AttendKind, attention.ATTENDS),
-        (schema.BiasParts, attention.QKV_PROJECTIONS),
+        (config_attention.AttendKind, attention.ATTENDS),
         (schema.InitScheme, SCHEMES),
-        (schema.TableResize, positions.TABLE_RESIZES),
-        (schema.RopeCoordinates, positions.ROPE_COORDINATES),
-        (schema.RopeLayout, positions.ROPE_LAYOUTS),
+        (config_attention.TableResize, positions.TABLE_RESIZES),
+        (config_attention.RopeCoordinates, positions.ROPE_COORDINATES),
+        (config_attention.RopeLayout, positions.ROPE_LAYOUTS),
     ],
     ids=lambda value: "" if isinstance(value, dict) else "|".join(get_args(value)),
 )

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitcli.config.pooling import HEADS
+from vitcli.config.attention import POSITIONS
 from vitcli.config.schema import FOLLOWS_IMAGE, EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.settings import Layers, Setting, nearest, shortened, validate
-from vitcli.config.variants import POSITIONS
+from vitcli.config.variants import HEADS
 from vitcli.config.yaml import Document, dump_yaml, parse_yaml, read_yaml
 from vitcli.errors import VitcliError
 

@@ -1,7 +1,8 @@
 """The keys and values of a config: one pydantic schema, no torch.
 
 Every key is a plain value; `vitcli.build` alone turns names into modules. The words of the variants
-are the entries of `vitcli.config.variants`, which say what each needs and costs.
+are the entries of the tables in `config.variants` and `config.attention`, which say what each needs
+and costs.
 """
 
 from __future__ import annotations
@@ -9,41 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from vitcli.config import variants
-from vitcli.config.pooling import HEADS, POOLINGS
-from vitcli.config.variants import one_of
-from vitcli.config.yaml import Count, Floats, Ints, Names, Rate, Size, Triple, Width
+from vitcli.config.attention import (
+    ATTENTIONS,
+    MASKS,
+    POSITIONS,
+    QK_NORMS,
+    QKV_BIASES,
+    AttentionConfig,
+    RopeConfig,
+    TableConfig,
+)
+from vitcli.config.variants import HEADS, MLPS, NORMS, POOLINGS, Spec, one_of
+from vitcli.config.yaml import Count, Ints, Names, Rate, Section, Size, Triple, Width
 from vitcli.errors import VitcliError
 
-# The words of the variants that come with the package; the fields know those added to the tables.
-PositionKind: Any = Literal[*variants.POSITIONS]
+# The words that come with the package; the fields know those added to the tables.
+PositionKind: Any = Literal[*POSITIONS]
 PoolingKind: Any = Literal[*POOLINGS]
-HeadKind: Any = Literal[*HEADS]
-NormKind: Any = Literal[*variants.NORMS]
-MlpKind: Any = Literal[*variants.MLPS]
-MaskKind: Any = Literal[*variants.MASKS]
-QkNormScope: Any = Literal[*variants.QK_NORMS]
-BiasParts: Any = Literal[*variants.QKV_BIASES]
 NormPlacement = Literal["pre", "post"]
 ActivationKind = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
-AttendKind = Literal["fused", "explicit"]
 InitScheme = Literal["trunc_normal", "xavier_uniform"]
-TableResize = Literal[
-    "bilinear",
-    "bilinear_cropped",
-    "buckets",
-    "geometric",
-    "bicubic",
-    "bicubic_antialias",
-    "bicubic_offset",
-    "bicubic_align_corners",
-    "bilinear_antialias",
-    "bilinear_align_corners",
-]
-RopeCoordinates = Literal["centered", "index", "reference"]
-RopeLayout = Literal["half", "interleaved"]
 PIXEL_KEYS = {
     "none": (),
     "shortest": ("resize_size",),
@@ -65,100 +53,6 @@ FitKind = Literal["crop", "whole", "squash"]
 FOLLOWS_IMAGE = tuple(kind for kind, keys in PIXEL_KEYS.items() if "resize_size" not in keys)
 """Rules that take no size of their own."""
 FilterKind = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-
-
-class Section(BaseModel):
-    """A block of keys: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class TableConfig(Section):
-    """The table of position embeddings that is added to the tokens."""
-
-    prefix_rows: int | None = Field(default=None, ge=0)
-    """Rows for the first prefix tokens; null: one for CLS, one for distillation, none for
-    registers."""
-    resize: TableResize = "bicubic"
-    """How the table is interpolated to another grid of patches; each family has its own rule.
-    bilinear, bicubic: without antialiasing; with `_antialias` or `_align_corners` as torch's
-    `interpolate` names them; bicubic_offset: bicubic by the scale (n + 0.1) / m (original DINOv2);
-    bilinear_cropped: to a square, then its top left (RADIO); buckets: the row of the nearest cell
-    before (Idefics 2 and 3); geometric: of `position: relative2d` alone, linear between offsets
-    whose distances grow by one factor (timm)."""
-    resize_dtype: Literal["float32", "model"] = "float32"
-    """The dtype of the interpolation: float32, or model for the weights' own dtype."""
-
-
-class RopeConfig(Section):
-    """2D rotary position embedding on queries and keys of patches, not of prefix tokens."""
-
-    theta: PositiveFloat = 100.0
-    """Base of the frequencies: pair j of an axis rotates by coordinate * theta^(-4j / head dim)."""
-    periods: Floats | None = None
-    """One period per pair of channels of an axis, instead of `theta`; coordinates are divided by
-    it (the original DINOv3 stores rounded periods)."""
-    coordinates: Annotated[
-        RopeCoordinates,
-        BeforeValidator(lambda word: "centered" if word == "centred" else word),  # its old name
-    ] = "centered"
-    """The coordinate of a patch along an axis. centered: its center in [-1, 1], times 2 pi
-    (DINOv3); index: its number (Qwen2-VL); reference: its number scaled to `reference_grid`
-    (EVA-02)."""
-    reference_grid: Size = (16, 16)
-    """Rows and columns of patches that `coordinates: reference` scales to."""
-    layout: RopeLayout = "half"
-    """Which two channels rotate together, of d per head. half: i and i + d/2; interleaved: 2i and
-    2i + 1."""
-    offset: float = 0.0
-    """Added to the number of a patch, in patches (Perception Encoder: 1)."""
-    first_axis: Literal["rows", "columns"] = "rows"
-    """The axis that rotates the first half of the pairs (Perception Encoder: columns)."""
-    alternate: bool = False
-    """Whether the frequencies of columns lie between those of rows (Pixtral)."""
-    in_turns: bool = False
-    """Whether pairs of rows and of columns take turns, frequency by frequency, in place of all of
-    the first axis before the second (Kimi)."""
-
-
-class AttentionConfig(Section):
-    """The self-attention of every block."""
-
-    mask: Annotated[str, one_of(variants.MASKS)] = "none"
-    """Which tokens a patch attends to. none: all; causal: itself and those before it; window: the
-    patches of its square window; neighborhood: its nearest patches. Under window and neighborhood
-    prefix tokens attend to all tokens and all tokens to them."""
-    over: Annotated[str, one_of(variants.ATTENTIONS)] = "tokens"
-    """What the softmax runs over. tokens; channels: the channels of a head, at a cost linear in
-    the number of tokens (XCiT)."""
-    window: Width | None = None
-    """Side of a window of `mask: window`, in patches."""
-    full_blocks: Ints = ()
-    """Blocks without the mask of `mask: window`, counted from 1."""
-    shift: Width | None = None
-    """How far `mask: window` moves its windows in every second block, in patches (Swin: half a
-    window); null: not at all."""
-    neighbors: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Patches that each patch attends to under `mask: neighborhood`, itself included."""
-    qkv_bias: Annotated[str, one_of(variants.QKV_BIASES)] = "qkv"
-    """Which projections have a bias. qkv: queries, keys and values; qv: queries and values (BEiT);
-    none."""
-    qk_norm: Annotated[str, one_of(variants.QK_NORMS)] = "none"
-    """Normalization of queries and keys. none; width: over all heads together (InternViT); head:
-    per head."""
-    qk_norm_kind: Annotated[str, one_of(variants.NORMS)] = "layernorm"
-    """The norm of `qk_norm`: layernorm or rmsnorm."""
-    qk_norm_eps: PositiveFloat = 1e-6
-    """Added to the variance in the norm of `qk_norm`."""
-    inner_norm: bool = False
-    """Whether the heads' output is normalized before the output projection (EVA-02)."""
-    proj_bias: bool = True
-    """Whether the output projection has a bias."""
-    dropout: Rate = 0.0
-    """Probability that an attention weight is set to 0 in training."""
-    attend: AttendKind = "fused"
-    """How attention is computed. fused: torch's scaled_dot_product_attention; explicit: softmax of
-    the (N, N) scores. Both give the same numbers up to rounding."""
 
 
 class EncoderConfig(Section):
@@ -191,7 +85,7 @@ class EncoderConfig(Section):
     registers: int = Field(default=0, ge=0, le=65_536)
     """Learned register tokens before the patches (Darcet et al. 2023)."""
 
-    position: Annotated[str, one_of(variants.POSITIONS)] = "learned"
+    position: Annotated[str, one_of(POSITIONS)] = "learned"
     """The position encoding. learned: a trained table; sincos2d: a fixed table of sines and
     cosines; rope2d: rotary; learned+rope2d: a table and rotary; mixed_rope2d: rotary by trained
     frequencies per block and head (RoPE-ViT); learned+mixed_rope2d: a table and those; alibi2d:
@@ -206,7 +100,7 @@ class EncoderConfig(Section):
 
     ln_pre: bool = False
     """Whether the tokens are normalized before the first block (CLIP)."""
-    norm: Annotated[str, one_of(variants.NORMS)] = "layernorm"
+    norm: Annotated[str, one_of(NORMS)] = "layernorm"
     """The norm of blocks, final norm and pooling: layernorm or rmsnorm."""
     norm_eps: PositiveFloat = 1e-6
     """Added to the variance in every norm."""
@@ -218,7 +112,7 @@ class EncoderConfig(Section):
 
     attention: AttentionConfig = AttentionConfig()
     """The self-attention of every block."""
-    mlp: Annotated[str, one_of(variants.MLPS)] = "plain"
+    mlp: Annotated[str, one_of(MLPS)] = "plain"
     """The MLP of a block. plain: two linear maps; gated: three, activation(gate) * value
     (SwiGLU with `activation: silu`)."""
     mlp_bias: bool = True
@@ -282,7 +176,7 @@ class EncoderConfig(Section):
 
     @property
     def has_position_table(self) -> bool:
-        return variants.POSITIONS[self.position].has_table
+        return POSITIONS[self.position].has_table
 
     @property
     def table_prefix_rows(self) -> int:
@@ -327,19 +221,19 @@ class EncoderConfig(Section):
         for spec in self.specs():
             yield from spec.contradictions(self)
 
-    def specs(self) -> tuple[variants.Spec, ...]:
-        """What `vitcli.config.variants` says of each variant that this encoder has."""
+    def specs(self) -> tuple[Spec, ...]:
+        """What the config says of each variant that this encoder has."""
         attention = self.attention
         return (
-            variants.POSITIONS[self.position],
+            POSITIONS[self.position],
             POOLINGS[self.pooling],
             HEADS[self.head],
-            variants.ATTENTIONS[attention.over],
-            variants.MASKS[attention.mask],
-            variants.NORMS[self.norm],
-            variants.MLPS[self.mlp],
-            variants.QKV_BIASES[attention.qkv_bias],
-            variants.QK_NORMS[attention.qk_norm],
+            ATTENTIONS[attention.over],
+            MASKS[attention.mask],
+            NORMS[self.norm],
+            MLPS[self.mlp],
+            QKV_BIASES[attention.qkv_bias],
+            QK_NORMS[attention.qk_norm],
         )
 
 

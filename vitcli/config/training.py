@@ -18,9 +18,9 @@ from vitcli.config.load import (
     load_config,
     read_saved_config,
 )
-from vitcli.config.schema import ModelConfig, Section
+from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting
-from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Width, words
+from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Section, Width, words
 from vitcli.errors import VitcliError
 
 ShapeName = Literal[

@@ -11,7 +11,9 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import yaml
 from pydantic import (
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     PositiveFloat,
@@ -334,6 +336,12 @@ def as_tuple(value: Any) -> Any:
 
 def _short_size(value: tuple[int, int]) -> int | list[int]:
     return value[0] if value[0] == value[1] else list(value)
+
+
+class Section(BaseModel):
+    """A block of keys: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 AS_LIST = PlainSerializer(lambda v: list(v))

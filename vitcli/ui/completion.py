@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from vitcli.config.attention import TableResize
 from vitcli.config.load import DEFAULT_PRESET, DTYPES, load_config, preset_names
 from vitcli.config.schema import (
     FitKind,
@@ -20,7 +21,6 @@ from vitcli.config.schema import (
     NormPlacement,
     PoolingKind,
     PositionKind,
-    TableResize,
 )
 from vitcli.engines import AUTO, ENGINES
 

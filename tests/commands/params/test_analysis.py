@@ -18,7 +18,7 @@ from vitcli.build import build_encoder, build_meta
 from vitcli.checkpoints.load import save_snapshot
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import COMPONENTS, Cost, component_costs, model_costs
-from vitcli.config import variants
+from vitcli.config.attention import POSITIONS
 from vitcli.config.load import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig
 from vitcli.errors import VitcliError
@@ -138,8 +138,8 @@ def encoder_configs(draw: st.DrawFn) -> EncoderConfig:
     head = draw(st.sampled_from(["none", *pooled, "distilled", "merger"]))
     mask = draw(st.sampled_from(["none", "causal", "window", "neighborhood"]))
     over = draw(st.sampled_from(["tokens", "tokens", "channels"])) if mask == "none" else "tokens"
-    position = draw(st.sampled_from(list(variants.POSITIONS)))
-    assume(over == "tokens" or not variants.POSITIONS[position].acts_on_pairs)
+    position = draw(st.sampled_from(list(POSITIONS)))
+    assume(over == "tokens" or not POSITIONS[position].acts_on_pairs)
     prefix_rows = draw(st.none() | st.integers(0, int(cls) + int(dist) + registers))
     assume(cls or pooling not in ("cls", "cls+mean"))
     assume(pooling != "none" or head not in pooled)

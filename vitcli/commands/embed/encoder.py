@@ -15,8 +15,8 @@ from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import PART_BYTES, FolderOptions
 from vitcli.commands.encode.analysis import NormTable, select_tokens
 from vitcli.commands.encode.result import available_tokens
-from vitcli.config.pooling import POOLINGS
 from vitcli.config.schema import PreprocessConfig
+from vitcli.config.variants import POOLINGS
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.pool import Decoded

@@ -1,7 +1,7 @@
 """Parameters and operations of an encoder by component: from its config, without torch, or of
 another library's from the module.
 
-`vitcli.config.variants` says what each variant costs; here the parts are put together.
+`vitcli.config`'s tables of variants say what each variant costs; here the parts are put together.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vitcli.config import variants
+from vitcli.config.attention import ATTENTIONS, QK_NORMS, QKV_BIASES
+from vitcli.config.attention import POSITIONS as POSITION_SPECS
 from vitcli.config.load import ModelRequest, check_grid, load_config, split_library
-from vitcli.config.pooling import HEADS, POOLINGS
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
-from vitcli.config.variants import Cost, linear_cost
+from vitcli.config.variants import HEADS, MLPS, POOLINGS, Cost, linear_cost
+from vitcli.config.variants import NORMS as NORM_SPECS
 from vitcli.errors import VitcliError
 from vitcli.results import Result
 
@@ -167,12 +168,12 @@ def component_costs(
 
 def _front_end(c: EncoderConfig, patches: int) -> dict[str, Cost]:
     patch = c.channels * c.patch_size**2
-    norm = variants.NORMS[c.norm]
+    norm = NORM_SPECS[c.norm]
     return {
         PATCH_EMBEDDING: linear_cost(patch, c.hidden, patches, c.patch_bias)
         + norm.cost(c.hidden) * int(c.patch_norm),
         PREFIX_TOKENS: Cost(c.prefix_tokens * c.hidden),
-        POSITIONS: variants.POSITIONS[c.position].cost(c),
+        POSITIONS: POSITION_SPECS[c.position].cost(c),
         LN_PRE: norm.cost(c.hidden) if c.ln_pre else Cost(),
     }
 
@@ -180,12 +181,12 @@ def _front_end(c: EncoderConfig, patches: int) -> dict[str, Cost]:
 def _block(c: EncoderConfig, grid: tuple[int, int], block: int) -> dict[str, Cost]:
     """Block `block`, from 1."""
     attention, tokens = c.attention, c.prefix_tokens + grid[0] * grid[1]
-    norm, mlp = variants.NORMS[c.norm], variants.MLPS[c.mlp]
+    norm, mlp = NORM_SPECS[c.norm], MLPS[c.mlp]
     return {
         NORMS: norm.cost(c.hidden) * (2 + attention.inner_norm),
-        QKV: variants.QKV_BIASES[attention.qkv_bias].cost(c, tokens),
-        QK_NORM: variants.QK_NORMS[attention.qk_norm].cost(c),
-        ATTENTION_PRODUCTS: variants.ATTENTIONS[attention.over].cost(c, grid, block),
+        QKV: QKV_BIASES[attention.qkv_bias].cost(c, tokens),
+        QK_NORM: QK_NORMS[attention.qk_norm].cost(c),
+        ATTENTION_PRODUCTS: ATTENTIONS[attention.over].cost(c, grid, block),
         OUTPUT_PROJECTION: linear_cost(c.hidden, c.hidden, tokens, attention.proj_bias),
         FFN: mlp.cost(c.hidden, c.mlp_hidden, tokens, c.mlp_bias)
         + norm.cost(c.mlp_hidden) * int(c.mlp_norm),
@@ -194,7 +195,7 @@ def _block(c: EncoderConfig, grid: tuple[int, int], block: int) -> dict[str, Cos
 
 
 def _last(c: EncoderConfig, patches: int) -> dict[str, Cost]:
-    norm = variants.NORMS[c.norm]
+    norm = NORM_SPECS[c.norm]
     pool_norm = norm.cost(c.pooled_width) if c.pool_norm else Cost()
     return {
         FINAL_NORM: norm.cost(c.hidden) if c.has_final_norm else Cost(),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, get_args
 
+from vitcli.config.attention import AttendKind
 from vitcli.config.load import DTYPES
-from vitcli.config.schema import AttendKind
 from vitcli.engines import check_engine
 from vitcli.errors import VitcliError
 from vitcli.results import ModelInfo, Result

@@ -21,10 +21,10 @@ from pydantic import Field, PositiveInt
 
 from vitcli.commands import COMMANDS, command_function
 from vitcli.config.load import load_config
-from vitcli.config.schema import ModelConfig, Section
+from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting, known_keys
 from vitcli.config.training import ImagesRun, ShapesRun
-from vitcli.config.yaml import parse_value
+from vitcli.config.yaml import Section, parse_value
 from vitcli.errors import VitcliError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import adapt_heads, adapters
 from vitcli.commands.train.inputs import derived_seed
 from vitcli.commands.train.result import AuditRow
-from vitcli.config.pooling import HEADS, POOLINGS
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.training import TrainConfig, launched
+from vitcli.config.variants import HEADS, POOLINGS
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import first_names
