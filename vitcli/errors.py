@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -17,6 +18,25 @@ class VitcliError(Exception):
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+
+
+def either(words: Collection[str]) -> str:
+    """`a, b or c`."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def check_choice(option: str, value: str | None, known: Collection[str]) -> None:
+    """Refuse a value that is not one of the known ones; None is not given.
+
+    Raises:
+        VitcliError: its hint is the first of `known`.
+    """
+    if value is not None and value not in known:
+        first = next(iter(known))
+        raise VitcliError(
+            f"{option} {value}: unknown (expected {either(known)})", f"{option} {first}"
+        )
 
 
 def install_extra(name: str) -> str:

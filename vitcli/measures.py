@@ -14,7 +14,7 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
 
-from vitcli.errors import VitcliError, install_extra
+from vitcli.errors import VitcliError, check_choice, install_extra
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,7 @@ def check_projection(by: str) -> None:
     Raises:
         VitcliError: as said.
     """
-    if by not in PROJECTIONS:
-        raise VitcliError(f"--projection {by}: unknown (expected pca or umap)", "--projection pca")
+    check_choice("--projection", by, PROJECTIONS)
     if by == "umap" and importlib.util.find_spec("umap") is None:
         raise VitcliError("--projection umap: umap-learn is missing", install_extra("umap"))
 

@@ -18,7 +18,7 @@ from vitcli.config.schema import FOLLOWS_IMAGE, EncoderConfig, ModelConfig, Prep
 from vitcli.config.settings import Layers, Setting, nearest, shortened, validate
 from vitcli.config.variants import HEADS
 from vitcli.config.yaml import Document, dump_yaml, parse_yaml, read_yaml
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 
 Config = TypeVar("Config", bound=ModelConfig)
 DEFAULT_PRESET = "vit-b16"
@@ -233,7 +233,8 @@ NAME_A_PRESET = "--preset NAME (NAME=SOURCE where encoders are compared)"
 """The hint for a checkpoint without config; commands on several encoders take NAME=SOURCE."""
 COPIES = ("ema", "raw")
 REFERENCE = "reference"
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+"""Types of weights, and the bytes of a value."""
 
 
 def check_device(name: str) -> None:
@@ -300,13 +301,8 @@ class ModelRequest:
 
     def __post_init__(self) -> None:
         check_device(self.device)
-        if self.dtype not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise VitcliError(
-                f"--dtype {self.dtype}: unknown (expected {known})", "--dtype float32"
-            )
-        if self.which not in (None, *COPIES):
-            raise VitcliError(f"--which {self.which}: unknown (expected ema or raw)", "--which ema")
+        check_choice("--dtype", self.dtype, DTYPES)
+        check_choice("--which", self.which, COPIES)
         for option, value in (("--which", self.which), ("--prefix", self.prefix)):
             if value is not None and self.weights is None:
                 raise VitcliError(f"{option} {value}: --weights is missing", "add --weights SOURCE")

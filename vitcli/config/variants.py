@@ -10,12 +10,14 @@ multiply-accumulates of matrix products for one image.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
+
+from vitcli.errors import either
 
 Config = Any
 """An `EncoderConfig`; the schema is built on this file."""
@@ -59,17 +61,13 @@ def one_of(table: Mapping[str, Any]) -> AfterValidator:
 
     def check(word: str) -> str:
         if word not in table:
+            expected = either([f"'{known}'" for known in table])
             raise PydanticCustomError(
-                "literal_error", "Input should be {expected}", {"expected": _listed(table)}
+                "literal_error", "Input should be {expected}", {"expected": expected}
             )
         return word
 
     return AfterValidator(check)
-
-
-def _listed(words: Collection[str]) -> str:
-    *most, last = (f"'{word}'" for word in words)
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 # Norms and the MLP

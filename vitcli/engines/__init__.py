@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice, either
 
 OPSET = 20
 """The ONNX operator set of exported graphs: the first with GELU and LayerNorm as operators."""
@@ -89,15 +89,13 @@ def check_engine(
     Raises:
         VitcliError: with an engine that can.
     """
-    if name not in ENGINES:
-        known = ", ".join(ENGINES)
-        raise VitcliError(f"--engine {name}: unknown (expected {known})", "--engine eager")
+    check_choice("--engine", name, ENGINES)
     kind = ENGINES[name]
     for field, given, can in (("dtype", dtype, kind.dtypes), ("device", device, kind.devices)):
         if given is not None and given not in can:
             raise VitcliError(
                 f"--engine {name}: does not support this {field} (got {given}, expected "
-                f"{' or '.join(can)})",
+                f"{either(can)})",
                 "--engine eager",
             )
     for ability, option in needs.items():

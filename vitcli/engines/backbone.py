@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitcli.config.variants import Cost
 from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
 
@@ -183,10 +184,7 @@ class ModuleCost:
     """A part of a module by its own name."""
 
     name: str
-    parameters: int
-    biases: int
-    macs: int
-    """Multiply-accumulates for one image."""
+    cost: Cost
     is_layer: bool
 
 
@@ -236,7 +234,7 @@ def module_costs(backbone: Backbone, size: tuple[int, int]) -> list[ModuleCost]:
     if rest:
         counts["outside of these"] = [0, 0, rest]
     return [
-        ModuleCost(name, parameters, biases, flops // 2, name in layers)
+        ModuleCost(name, Cost(parameters, biases, flops // 2), name in layers)
         for name, (parameters, biases, flops) in counts.items()
         if parameters or flops or name in layers
     ]
@@ -258,4 +256,4 @@ def _counted(module: nn.Module) -> Iterator[FlopCounterMode]:
 
 def macs_per_image(backbone: Backbone, size: tuple[int, int]) -> int:
     """Multiply-accumulates of one image of this (height, width), by torch's counter."""
-    return sum(cost.macs for cost in module_costs(backbone, size))
+    return sum(one.cost.macs for one in module_costs(backbone, size))

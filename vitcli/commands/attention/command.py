@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.ui.console import note, plural, progress, status
 from vitcli.ui.figures import Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (
@@ -127,14 +127,9 @@ def attn_entropy(
     check_figure_file(overlay)
     if overlay is None and (rollout or fuse or scale):
         named = "--rollout" if rollout else "--fuse" if fuse else "--scale"
-        raise VitcliError(
-            f"{named}: --overlay is missing",
-            "add --overlay maps.png",
-        )
-    if fuse not in (None, "mean", "max", "min"):
-        raise VitcliError(f"--fuse {fuse}: unknown (expected mean, max or min)", "--fuse mean")
-    if scale not in (None, "shared", "panel"):
-        raise VitcliError(f"--scale {scale}: unknown (expected shared or panel)", "--scale shared")
+        raise VitcliError(f"{named}: --overlay is missing", "add --overlay maps.png")
+    check_choice("--fuse", fuse, ("mean", "max", "min"))
+    check_choice("--scale", scale, ("shared", "panel"))
     requests = models.to_requests(engine)
     for request in requests:
         request.repeated(seeds - 1)

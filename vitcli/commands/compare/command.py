@@ -18,7 +18,7 @@ from vitcli.config.load import (
     split_source,
 )
 from vitcli.config.settings import nearest, parse_setting
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.ui.completion import complete_names
 from vitcli.ui.console import progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
@@ -119,10 +119,7 @@ def compare(
     """
 
     check_figure_file(plot)
-    if examples not in ("auto", "images", "patches"):
-        raise VitcliError(
-            f"--examples {examples}: unknown (expected auto, images or patches)", "--examples auto"
-        )
+    check_choice("--examples", examples, ("auto", "images", "patches"))
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
     sources = [i for i, request in enumerate(requests) if request.weights is not None]
     for i, tensors in zip(sources, read_tensors(which, prefix, len(sources)), strict=True):

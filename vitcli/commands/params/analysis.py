@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vitcli.config.attention import ATTENTIONS, QK_NORMS, QKV_BIASES
 from vitcli.config.attention import POSITIONS as POSITION_SPECS
-from vitcli.config.load import ModelRequest, check_grid, load_config, split_library
+from vitcli.config.load import DTYPES, ModelRequest, check_grid, load_config, split_library
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import HEADS, MLPS, POOLINGS, Cost, linear_cost
 from vitcli.config.variants import NORMS as NORM_SPECS
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.results import Result
 
 if TYPE_CHECKING:
@@ -123,9 +123,6 @@ OTHER = "residual and other"
 """Time outside every component: residual sums, joined tokens, what Python adds."""
 
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-
-
 @dataclass(frozen=True)
 class ComponentCost:
     """One of COMPONENTS: the cost of each copy (`depth` of them in blocks, in order)."""
@@ -212,40 +209,12 @@ def model_costs(
     Raises:
         VitcliError: an image smaller than a patch, or an unknown dtype.
     """
-    if dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        raise VitcliError(f"--dtype {dtype}: unknown (expected {known})", "--dtype float32")
-    c, width = config.encoder, DTYPE_BYTES[dtype]
-    size = image_size or config.input_size
-    costs = component_costs(c, size)
-    total = sum((cost.total for cost in costs), Cost())
-    blocks = [
-        sum((cost.each[i] for cost in costs if cost.name in BLOCK_COMPONENTS), Cost())
-        for i in range(c.depth)
-    ]
-    rows, columns = c.grid_at(size)
-    return ModelCosts(
-        name=config.name,
-        hidden=c.hidden,
-        depth=c.depth,
-        heads=c.heads,
-        mlp_hidden=c.mlp_hidden,
-        patch_size=c.patch_size,
-        image_size=size,
-        native_size=c.image_size,
-        tokens=c.prefix_tokens + rows * columns,
-        registers=c.registers,
-        dtype=dtype,
-        total=total.parameters,
-        biases=total.biases,
-        bytes=total.parameters * width,
-        block_parameters=blocks[0].parameters,
-        block_biases=blocks[0].biases,
-        block_macs=_mean([block.macs for block in blocks]),
-        blocks_macs=tuple(block.macs for block in blocks),
-        components=tuple(_component(cost, total, width) for cost in costs),
-        macs_per_image=total.macs,
-    )
+    c, size = config.encoder, image_size or config.input_size
+    parts = component_costs(c, size)
+    inside = [part for part in parts if part.name in BLOCK_COMPONENTS]
+    blocks = [sum((part.each[i] for part in inside), Cost()) for i in range(c.depth)]
+    grid, mlp = c.grid_at(size), c.mlp_hidden
+    return _table(config.name, c, grid, size, dtype, parts, blocks, "from the config", mlp)
 
 
 def library_costs(
@@ -261,30 +230,38 @@ def library_costs(
     from vitcli.engines.backbone import input_errors, module_costs
     from vitcli.engines.reference import LibraryEncoder
 
-    encoder, c = model.encoder, model.config.encoder
+    encoder, size = model.encoder, image_size or model.input_size
     assert isinstance(encoder, LibraryEncoder)
-    size, width, library = image_size or model.input_size, DTYPE_BYTES[dtype], encoder.backbone
+    library = encoder.backbone
     with input_errors(library, size):
         found = module_costs(library, size)
         grid = encoder.front_end.grid(torch.zeros(1, 3, *size).to(model.device, model.dtype))
-    total = Cost(
-        parameters=sum(one.parameters for one in found),
-        macs=sum(one.macs for one in found),
-        biases=sum(one.biases for one in found),
-    )
-    layers = [one for one in found if one.is_layer]
-    parts = [
-        ComponentCost(
-            one.name, (Cost(parameters=one.parameters, macs=one.macs, biases=one.biases),)
-        )
-        for one in found
-    ]
+    parts = [ComponentCost(one.name, (one.cost,)) for one in found]
+    layers = [one.cost for one in found if one.is_layer]
+    counter = "MACs by torch's FlopCounterMode"
+    counted = f"from the module of {library.library} {library.version}; {counter}"
+    return _table(model.name, model.config.encoder, grid, size, dtype, parts, layers, counted)
+
+
+def _table(
+    name: str,
+    c: EncoderConfig,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    dtype: str,
+    parts: Sequence[ComponentCost],
+    blocks: Sequence[Cost],
+    counted: str,
+    mlp_hidden: int | None = None,
+) -> ModelCosts:
+    check_choice("--dtype", dtype, DTYPES)
+    total, width = sum((part.total for part in parts), Cost()), DTYPES[dtype]
     return ModelCosts(
-        name=model.name,
+        name=name,
         hidden=c.hidden,
         depth=c.depth,
         heads=c.heads,
-        mlp_hidden=None,
+        mlp_hidden=mlp_hidden,
         patch_size=c.patch_size,
         image_size=size,
         native_size=c.image_size,
@@ -294,14 +271,13 @@ def library_costs(
         total=total.parameters,
         biases=total.biases,
         bytes=total.parameters * width,
-        block_parameters=_mean([one.parameters for one in layers]),
-        block_biases=_mean([one.biases for one in layers]),
-        block_macs=_mean([one.macs for one in layers]),
-        blocks_macs=tuple(one.macs for one in layers),
+        block_parameters=_mean([block.parameters for block in blocks]),
+        block_biases=_mean([block.biases for block in blocks]),
+        block_macs=_mean([block.macs for block in blocks]),
+        blocks_macs=tuple(block.macs for block in blocks),
         components=tuple(_component(part, total, width) for part in parts),
         macs_per_image=total.macs,
-        counted=f"from the module of {library.library} {library.version}; MACs by torch's "
-        "FlopCounterMode",
+        counted=counted,
     )
 
 

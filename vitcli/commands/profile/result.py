@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 from vitcli.config.attention import AttendKind
 from vitcli.config.load import DTYPES
 from vitcli.engines import check_engine
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.results import ModelInfo, Result
 
 
@@ -206,17 +206,11 @@ class ProfileSettings:
                 if list(values).count(value) > 1:
                     raise VitcliError(f"{option} {value}: is given twice", "give each value once")
         for dtype in self.dtypes:
-            if dtype not in DTYPES:
-                known = ", ".join(DTYPES)
-                raise VitcliError(f"--dtype {dtype}: unknown (expected {known})", "--dtype float32")
+            check_choice("--dtype", dtype, DTYPES)
         for name in self.engines:
             check_engine(name)
             if self.backward:
                 check_engine(name, gradients="--backward")
             if self.trace and self.engines == (name,):
                 check_engine(name, profiled="--trace")
-        if self.attention is not None and self.attention not in get_args(AttendKind):
-            known = " or ".join(get_args(AttendKind))
-            raise VitcliError(
-                f"--attention {self.attention}: unknown (expected {known})", "--attention fused"
-            )
+        check_choice("--attention", self.attention, get_args(AttendKind))
