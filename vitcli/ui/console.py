@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -20,11 +21,6 @@ from rich.text import Text
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.results import Result
-
-if TYPE_CHECKING:
-    pass
-
-from typing import TYPE_CHECKING
 
 
 class CleanConsole(Console):
@@ -143,13 +139,17 @@ def detail(text: str) -> None:
         stream(stderr=True).print(f"[dim]detail:[/] {escape(text)}")
 
 
-def table(title: str | None = None, **options: Any) -> Table:
-    """A table in the house style."""
-    from rich import box
+TIGHT: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
+"""Options of a table of many columns."""
 
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, **options
-    )
+
+def table(title: str | None = None, *columns: str, **options: Any) -> Table:
+    """A table in the house style; a column `>name` is aligned at the right."""
+    grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
+    for column in columns:
+        side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        grid.add_column(column.removeprefix(">"), justify=side)
+    return grid
 
 
 def fitted(grid: Table, *less: str) -> Table:

@@ -133,6 +133,12 @@ def fill(index: int) -> dict[str, Any]:
     return {"color": COLORS[index % len(COLORS)], "hatch": hatch, "edgecolor": "white"}
 
 
+def label_bar(axes: Any, x: float, y: float, share: float) -> None:
+    """A part's share, readable on any color, at the middle of its bar."""
+    box = {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
+    axes.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=POINTS - 2, bbox=box)
+
+
 def chance_line(axes: Any, chance: float) -> None:
     """A line at the accuracy that guessing has, named in the legend."""
     axes.axhline(chance, label=f"chance ({chance:.3g})", **CHANCE)

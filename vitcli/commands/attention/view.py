@@ -19,7 +19,7 @@ from vitcli.commands.attention.result import (
     MapSheet,
 )
 from vitcli.images.preprocess import Box
-from vitcli.ui.console import fitted, plural, table
+from vitcli.ui.console import TIGHT, fitted, plural, table
 from vitcli.ui.figures import (
     PAGE,
     abreast,
@@ -67,8 +67,7 @@ def _encoder(model: EncoderAttention, result: AttentionResult, every: int) -> It
     yield (
         f"[bold]{escape(model.name)}[/]  weights: {escape(model.weights)}; {count} "
         f"({plural(model.registers, 'register')}){limit}; {plural(len(model.images), 'image')}; "
-        "entropy of "
-        f"{queries.get(result.query, f'patch query {result.query}')}"
+        f"entropy of {queries.get(result.query, f'patch query {result.query}')}"
     )
     kinds = _kinds(model)
     grid = _columns("block", model, kinds)
@@ -105,17 +104,11 @@ def _kinds(model: EncoderAttention) -> list[str]:
 
 
 def _columns(first: str, model: EncoderAttention, kinds: Sequence[str]) -> Table:
-    grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    grid.add_column(first, justify="right")
-    grid.add_column("nats", justify="right")
-    grid.add_column("share", justify="right")
+    grid = table(None, f">{first}", ">nats", ">share", **TIGHT)
     grid.add_column("", min_width=BAR, max_width=BAR)
-    if kinds:
-        grid.add_column("CLS", justify="right")
-    grid.add_column("patch", justify="right")
-    if model.registers:
-        grid.add_column("reg", justify="right")
-    grid.add_column("px", justify="right")
+    there = {"CLS": bool(kinds), "patch": True, "reg": model.registers > 0, "px": True}
+    for name in (name for name, shown in there.items() if shown):
+        grid.add_column(name, justify="right")
     if kinds:
         short = {"cls": "self", "distillation": "dist", "registers": "reg", "patches": "patch"}
         names = "/".join(short[kind] for kind in kinds)
@@ -143,12 +136,9 @@ def _mass(mass: ClsMass, kinds: Sequence[str]) -> str:
 
 
 def _comparison(models: Sequence[EncoderAttention]) -> Table:
-    grid = table(padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for name in ("last block", "weights"):
-        grid.add_column(name)
-    by_seed = ("± seeds",) if any(len(model.seeds) > 1 for model in models) else ()
-    for name in ("reg.", "tokens", "share", "± heads", "± images", *by_seed, "px", "outl."):
-        grid.add_column(name, justify="right")
+    by_seed = (">± seeds",) if any(len(model.seeds) > 1 for model in models) else ()
+    numbers = (">reg.", ">tokens", ">share", ">± heads", ">± images", *by_seed, ">px", ">outl.")
+    grid = table(None, "last block", "weights", *numbers, **TIGHT)
     for model in models:
         last = model.layers[-1]
         spreads = (last.head_spread, last.image_spread, *[last.seed_spread for _ in by_seed])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from vitcli.ui.completion import complete, complete_presets
-from vitcli.ui.console import exact, fitted, remove_column, show, stream, table
+from vitcli.ui.console import TIGHT, exact, fitted, remove_column, show, stream, table
 from vitcli.ui.options import Output, grouped
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def presets_tables(result: PresetsResult) -> Iterator[Table]:
 def families_tables(result: FamiliesResult) -> Iterator[Table]:
     """A row per family, a line between libraries."""
     narrow = stream().width < 100
-    how: dict[str, Any] = {"padding": (0, 1, 0, 0), "show_edge": False, "pad_edge": False}
-    grid = table(**(how if narrow else {}))
+    grid = table(**(TIGHT if narrow else {}))
     family = max((len(row.name) for row in result.families), default=0)
     names = [name for row in result.families for name in row.model_types]
     types = max([len("model_type"), *(len(name) + 1 for name in names)])  # and its comma

@@ -39,10 +39,8 @@ def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
             f"{model.dtype} on {model.device}"
         )
     cka = result.cka
-    yield (
-        f"linear CKA over {cka.count} {cka.examples} in {cka.minibatches} "
-        f"minibatch{'es' if cka.minibatches != 1 else ''}"
-    )
+    batches = "1 minibatch" if cka.minibatches == 1 else f"{cka.minibatches} minibatches"
+    yield f"linear CKA over {cka.count} {cka.examples} in {batches}"
     yield _layers(result, every)
     if result.config_differences:
         settings = table("settings that differ")
@@ -56,10 +54,8 @@ def tables(result: CompareResult, every: int = 1) -> Iterator[str | Table]:
 
 
 def _layers(result: CompareResult, every: int) -> Table:
-    grid = table()
-    grid.add_column("layer")
-    for name in ("max |A-B|", "relative", "cosine", "CKA", "most similar in B"):
-        grid.add_column(name, justify="right")
+    numbers = (">max |A-B|", ">relative", ">cosine", ">CKA", ">most similar in B")
+    grid = table(None, "layer", *numbers)
     differences = {row.layer: row for row in result.differences}
     cka_cells = _cka_cells(result.cka)
     names = [*(["pixels"] if "pixels" in differences else []), *result.cka.layers_a]
@@ -71,15 +67,9 @@ def _layers(result: CompareResult, every: int) -> Table:
         if name in hidden:
             continue
         row = differences.get(name)
-        cells = (
-            [""] * 3
-            if row is None
-            else [
-                f"{row.max_abs:.2e}",
-                f"{row.relative:.1e}",
-                f"{row.cosine:.7f}",
-            ]
-        )
+        cells = ["", "", ""]
+        if row is not None:
+            cells = [f"{row.max_abs:.2e}", f"{row.relative:.1e}", f"{row.cosine:.7f}"]
         grid.add_row(name, *cells, *cka_cells.get(name, ("", "")))
     return grid
 
@@ -107,7 +97,7 @@ def figure(result: CompareResult) -> Any:
     rows = [
         row
         for row in result.differences
-        if row.layer in cka.layers_a and row.max_abs == row.max_abs
+        if row.layer in cka.layers_a and not math.isnan(row.max_abs)
     ]
     count = 2 if rows else 1
     drawing = new_figure(3.3, PAGE if rows else COLUMN + 0.6, panels=count)
@@ -137,7 +127,7 @@ def figure(result: CompareResult) -> Any:
         gaps.set_xlabel("layer")
         gaps.grid()
     pairing = "; patches paired by place" if cka.pairing else ""
-    images = f"{result.images} image{'s' * (result.images != 1)}"
+    images = plural(result.images, "image")
     caption(drawing, f"CKA over {cka.count:,} {cka.examples} of {images}{pairing}")
     return drawing
 
@@ -170,12 +160,9 @@ def _name_layers(axis: Any, names: Sequence[str]) -> None:
 
 def verify_tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]:
     """One row per value, the times, the verdict."""
-    grid = table()
-    grid.add_column("value", no_wrap=True)
-    grid.add_column("shape", no_wrap=True)
-    grid.add_column("largest difference", justify="right")
-    grid.add_column("smallest cosine", justify="right")
-    grid.add_column("")
+    grid = table(None, "value", "shape", ">largest difference", ">smallest cosine", "")
+    for column in grid.columns[:2]:
+        column.no_wrap = True
     last = max((i for i, c in enumerate(result.checked) if c.name.startswith("layer")), default=0)
     for index, one in enumerate(result.checked):
         layer = one.name.removeprefix("layer ")

@@ -116,10 +116,7 @@ def tables(result: ExportResult) -> Iterator[str | Table]:
         yield f"[bold]{escape(file.path)}[/]  {data_size(file.bytes)}"
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield f"{escape(result.model.name)}, opset {result.opset}; {versions}"
-    grid = table()
-    grid.add_column("tensor")
-    grid.add_column("kind")
-    grid.add_column("shape")
+    grid = table(None, "tensor", "kind", "shape")
     for kind, tensors in (("input", result.inputs), ("output", result.outputs)):
         for tensor in tensors:
             grid.add_row(tensor.name, kind, "(" + ", ".join(map(str, tensor.shape)) + ")")

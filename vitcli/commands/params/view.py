@@ -19,12 +19,13 @@ from vitcli.commands.params.analysis import (
     ModelCosts,
     ParamsResult,
 )
-from vitcli.ui.console import exact, percent, plural, short, table
+from vitcli.ui.console import TIGHT, exact, percent, plural, short, table
 from vitcli.ui.figures import (
     NARROW,
     POINTS,
     across,
     fill,
+    label_bar,
     merge_small,
     new_figure,
     side_by_side,
@@ -37,7 +38,6 @@ GAP = 2
 """Columns between cells: a space of padding and one of the table."""
 SHARE = 5
 """Width of a share, `24.8%`."""
-TIGHT: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
 NOTE = (
     "",
     "MACs: multiply-accumulates of matrix products, Q K^T and A V included.",
@@ -259,15 +259,7 @@ def figure(result: ParamsResult) -> Any:
                 bars = axes.barh(row, value, left=left, label=name, linewidth=0, **fills[name])
                 named.setdefault(name, bars)
                 if value >= 0.08 * max(totals):  # else there is no room for the figure
-                    axes.text(
-                        left + value / 2,
-                        row,
-                        f"{value / total:.0%}",
-                        ha="center",
-                        va="center",
-                        fontsize=POINTS - 2,
-                        bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
-                    )
+                    label_bar(axes, left + value / 2, row, value / total)
                 left += value
             axes.text(left, row, f" {total:.4g}", va="center", fontsize=POINTS - 1)
         axes.set_xlabel(title)

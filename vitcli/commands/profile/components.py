@@ -22,24 +22,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profiler
 
-from vitcli.commands.params.analysis import (
-    ATTENTION_PRODUCTS,
-    COMPONENTS,
-    FFN,
-    FINAL_NORM,
-    HEAD,
-    LAYER_SCALE,
-    LN_PRE,
-    NORMS,
-    OTHER,
-    OUTPUT_PROJECTION,
-    PATCH_EMBEDDING,
-    POOLING,
-    POSITIONS,
-    QK_NORM,
-    QKV,
-    ComponentCost,
-)
+from vitcli.commands.params import analysis as params
+from vitcli.commands.params.analysis import OTHER, ComponentCost
 from vitcli.commands.profile.machine import synchronize
 from vitcli.commands.profile.result import ComponentTime, OperatorTime
 from vitcli.engines.reference import LibraryEncoder
@@ -59,32 +43,32 @@ def component_modules(encoder: VisionEncoder) -> list[tuple[str, nn.Module]]:
     None of them contains another one.
     """
     front = encoder.front_end
-    points = [
-        (PATCH_EMBEDDING, front.projection),
-        (PATCH_EMBEDDING, front.patch_norm),
-        (LN_PRE, front.norm),
+    points: list[tuple[str, nn.Module]] = [
+        (params.PATCH_EMBEDDING, front.projection),
+        (params.PATCH_EMBEDDING, front.patch_norm),
+        (params.LN_PRE, front.norm),
     ]
     for block in encoder.vit.blocks:
         assert isinstance(block, Block)
         attention = block.attention
         points += [
-            (NORMS, block.norm1),
-            (QKV, attention.qkv),
-            (QK_NORM, attention.q_norm),
-            (QK_NORM, attention.k_norm),
-            (ATTENTION_PRODUCTS, attention.attend),
-            (NORMS, attention.norm),
-            (OUTPUT_PROJECTION, attention.proj),
-            (LAYER_SCALE, block.scale1),
-            (NORMS, block.norm2),
-            (FFN, block.feed_forward),
-            (LAYER_SCALE, block.scale2),
+            (params.NORMS, block.norm1),
+            (params.QKV, attention.qkv),
+            (params.QK_NORM, attention.q_norm),
+            (params.QK_NORM, attention.k_norm),
+            (params.ATTENTION_PRODUCTS, attention.attend),
+            (params.NORMS, attention.norm),
+            (params.OUTPUT_PROJECTION, attention.proj),
+            (params.LAYER_SCALE, block.scale1),
+            (params.NORMS, block.norm2),
+            (params.FFN, block.feed_forward),
+            (params.LAYER_SCALE, block.scale2),
         ]
     points += [
-        (FINAL_NORM, encoder.vit.norm),
-        (POOLING, encoder.pooling),
-        (POOLING, encoder.pool_norm),
-        (HEAD, encoder.head),
+        (params.FINAL_NORM, encoder.vit.norm),
+        (params.POOLING, encoder.pooling),
+        (params.POOLING, encoder.pool_norm),
+        (params.HEAD, encoder.head),
     ]
     return [(name, module) for name, module in points if not isinstance(module, nn.Identity)]
 
@@ -97,7 +81,7 @@ def component_ranges(encoder: VisionEncoder) -> Iterator[None]:
             _hook(stack, name, module)
         position = encoder.front_end.position  # its methods are called, not its forward
         for method in ("add", "bias", "rotation"):
-            setattr(position, method, _in_range(POSITIONS, getattr(position, method)))
+            setattr(position, method, _in_range(params.POSITIONS, getattr(position, method)))
             stack.callback(delattr, position, method)
         yield
 
@@ -156,9 +140,9 @@ def component_times(events: Iterable[Event], on_device: bool = False) -> dict[st
             continue
         length = event.device_time_total if on_device else event.time_range.elapsed_us()
         seconds[component[id(event)]] += length * 1e-6
-        outer = _outer(event, component)
+        outer = next((component[id(e)] for e in _around(event) if id(e) in component), None)
         if outer is not None:
-            seconds[component[id(outer)]] -= length * 1e-6
+            seconds[outer] -= length * 1e-6
     return dict(seconds)
 
 
@@ -171,12 +155,10 @@ def _component(event: Event, owners: Mapping[int, str]) -> str | None:
     return None
 
 
-def _outer(event: Event, known: Mapping[int, Any]) -> Event | None:
-    """The nearest enclosing event among the known."""
-    outer = event.cpu_parent
-    while outer is not None and id(outer) not in known:
-        outer = outer.cpu_parent
-    return outer
+def _around(event: Event) -> Iterator[Event]:
+    """The events that enclose it, the nearest first."""
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def _owners(events: Iterable[Event]) -> dict[int, str]:
@@ -185,25 +167,16 @@ def _owners(events: Iterable[Event]) -> dict[int, str]:
     Operators that record nothing for autograd carry the number of the next one that does, so the
     last to carry a number is the one that took it.
     """
-    marks = {id(e): e for e in events if e.name.startswith(MARK)}
     owners: dict[int, str] = {}
     for event in sorted(events, key=lambda e: e.time_range.start):
-        backward = event.name.startswith(BACKWARD) or _inside_backward(event)
-        if event.sequence_nr < 0 or backward or id(event) in marks:
+        names = [event.name, *(outer.name for outer in _around(event))]
+        backward = any(name.startswith(BACKWARD) for name in names)
+        if event.sequence_nr < 0 or backward or event.name.startswith(MARK):
             continue
-        outer = _outer(event, marks)
-        if outer is not None:
-            owners[event.sequence_nr] = outer.name.removeprefix(MARK)
+        mark = next((name for name in names if name.startswith(MARK)), None)
+        if mark is not None:
+            owners[event.sequence_nr] = mark.removeprefix(MARK)
     return owners
-
-
-def _inside_backward(event: Event) -> bool:
-    outer = event.cpu_parent
-    while outer is not None:
-        if outer.name.startswith(BACKWARD):
-            return True
-        outer = outer.cpu_parent
-    return False
 
 
 def record(
@@ -238,7 +211,7 @@ def component_table(
             share=seconds.get(name, 0.0) / total,
             flop_share=macs.get(name, 0) / all_macs,
         )
-        for name in (*COMPONENTS, OTHER)
+        for name in (*params.COMPONENTS, OTHER)
         if name in seconds or macs.get(name)
     )
 

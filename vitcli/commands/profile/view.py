@@ -14,9 +14,9 @@ from vitcli.ui.console import fitted, plural, short, stream, table
 from vitcli.ui.figures import (
     ABOVE,
     NARROW,
-    POINTS,
     across,
     caption,
+    label_bar,
     merge_small,
     new_figure,
     series,
@@ -35,12 +35,6 @@ def seconds(value: float) -> str:
 
 def _three_digits(value: float) -> str:
     return f"{value:.{max(0, 2 - (value >= 10) - (value >= 100))}f}"
-
-
-def size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    return data_size(count)
 
 
 def tables(result: ProfileResult) -> Iterator[str | Table]:
@@ -86,19 +80,16 @@ def tables(result: ProfileResult) -> Iterator[str | Table]:
 
 
 def _runs(result: ProfileResult) -> Table:
-    grid = table()
-    grid.add_column("batch", justify="right")
-    engines = {run.engine for run in result.runs}
-    dtypes = {run.dtype for run in result.runs}
-    if len(engines) > 1:
-        grid.add_column("engine")
-    if len(dtypes) > 1:
-        grid.add_column("dtype")
+    several = [
+        field
+        for field in ("engine", "dtype")
+        if len({getattr(run, field) for run in result.runs}) > 1
+    ]
+    grid = table(None, ">batch", *several)
     for name in ("median", "p10", "p90", "images/s", "peak", "GFLOP/s", "of GEMM", "first"):
         grid.add_column(name, justify="right", no_wrap=True)
     for run in result.runs:
-        cells = [str(run.batch), *([run.engine] if len(engines) > 1 else [])]
-        cells += [run.dtype] if len(dtypes) > 1 else []
+        cells = [str(run.batch), *(getattr(run, field) for field in several)]
         if run.wall_s is None:
             grid.add_row(*cells, "[yellow]failed[/]")
             continue
@@ -108,7 +99,7 @@ def _runs(result: ProfileResult) -> Table:
             *cells,
             *(seconds(value) for value in (wall.median, wall.p10, wall.p90)),
             f"{run.images_per_s:.4g}",
-            size(run.peak_bytes),
+            "-" if run.peak_bytes is None else data_size(run.peak_bytes),
             f"{run.gflops:.4g}",
             "-" if run.gemm_fraction is None else f"{run.gemm_fraction:.0%}",
             seconds(run.warmup_s),
@@ -118,11 +109,8 @@ def _runs(result: ProfileResult) -> Table:
 
 def _comparisons(result: ProfileResult) -> Table:
     baseline = result.comparisons[0].baseline
-    grid = table(f"Speed relative to {baseline} (above 1 is faster), steps timed alternately")
-    grid.add_column("batch", justify="right")
-    grid.add_column("engine")
-    for name in ("median", "p10", "p90"):
-        grid.add_column(name, justify="right")
+    title = f"Speed relative to {baseline} (above 1 is faster), steps timed alternately"
+    grid = table(title, ">batch", "engine", ">median", ">p10", ">p90")
     for item in result.comparisons:
         ratio = item.speed_ratio
         grid.add_row(
@@ -135,11 +123,8 @@ def _comparisons(result: ProfileResult) -> Table:
 
 def _fidelity(result: ProfileResult) -> Table:
     count = plural(result.fidelity[0].images, "image")
-    grid = table(f"Difference to plain torch in float32, on {count}")
-    grid.add_column("engine")
-    grid.add_column("dtype")
-    for name in ("smallest cosine", "of a pooled vector", "largest relative difference"):
-        grid.add_column(name, justify="right")
+    numbers = (">smallest cosine", ">of a pooled vector", ">largest relative difference")
+    grid = table(f"Difference to plain torch in float32, on {count}", "engine", "dtype", *numbers)
     for item in result.fidelity:
         pooled = "" if item.pooled_cosine_min is None else f"{item.pooled_cosine_min:.6f}"
         far = f"{item.relative_difference:.2g}"
@@ -155,13 +140,13 @@ def _components(runs: list[ProfileRun], name: str) -> Table:
     """A row per component; per batch size of an engine its own time per step and its share."""
     grid = table(f"Components ({name}): own time per step and share, under the profiler")
     grid.add_column("component", no_wrap=True)
-    for run in runs:
-        grid.add_column(f"batch {run.batch}", justify="right")
-        grid.add_column("share", justify="right")
-    grid.add_column("share of operations", justify="right")
+    for name in (
+        *[n for run in runs for n in (f"batch {run.batch}", "share")],
+        "share of operations",
+    ):
+        grid.add_column(name, justify="right")
     for part_name in dict.fromkeys(part.name for run in runs for part in run.components):
-        cells = []
-        flop_share = 0.0
+        cells, flop_share = [], 0.0
         for run in runs:
             part = {item.name: item for item in run.components}.get(part_name)
             cells += ["-", "-"] if part is None else [seconds(part.self_s), f"{part.share:.1%}"]
@@ -211,15 +196,7 @@ def figure(result: ProfileResult) -> Any:
             bars = shares.bar(column, share, bottom=bottom, linewidth=0, **fills[name])
             named.setdefault(name, bars)
             if share >= 0.05:
-                shares.text(
-                    column,
-                    bottom + share / 2,
-                    f"{share:.0%}",
-                    ha="center",
-                    va="center",
-                    fontsize=POINTS - 2,
-                    bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
-                )
+                label_bar(shares, column, bottom + share / 2, share)
             bottom += share
     engines = [label(result, run) for run in runs]
     one = len(set(engines)) == 1
