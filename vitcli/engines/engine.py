@@ -43,6 +43,8 @@ class Engine:
     prepare_s: float = 0.0
     """Seconds of compiling or exporting, the first call of a compiled graph included."""
     note: str = ""
+    weight_bytes: int = 0
+    """Bytes of weights that it holds itself, beside the encoder's."""
 
     def run(self, images: Tensor) -> EncoderOutput:
         return self.run_layers(images)[0]
@@ -183,23 +185,21 @@ class Runner:
             VitcliError: an engine that is not installed or cannot run this encoder.
         """
         self.choose(images)
-        if (
-            ENGINES[self.name].hooks or self.name == REFERENCE
-        ):  # each layer is observed as it goes by, none is kept
-            points = layer_points(self.encoder) if observe else []
-            observed = [(module, observe) for _, module in points if observe]
-            with torch.inference_mode(), self.kernels(), hooked(observed):
+        layers = observe is not None
+        points = layer_points(self.encoder) if layers else []
+        observers = [(module, observe) for _, module in points if observe]
+        if ENGINES[self.name].hooks or self.name == REFERENCE:  # no layer is kept
+            with torch.inference_mode(), self.kernels(), hooked(observers):
                 answer: EncoderOutput = self.encoder(images)
             return answer
-        key = (*images.shape[1:], int(observe is not None))
+        key = (*images.shape[1:], int(layers))
         if key not in self._engines:
             self._engines[key] = prepare_engine(
-                self.name, self.encoder, images, layers=bool(key[-1]), batches=(images.shape[0],)
+                self.name, self.encoder, images, layers=layers, batches=(images.shape[0],)
             )
-        output, layers = self._engines[key].run_layers(images)
-        for tokens in layers if observe else ():
-            assert observe is not None
-            observe(tokens)
+        output, kept = self._engines[key].run_layers(images)
+        for (_, see), tokens in zip(observers, kept, strict=False):
+            see(tokens)
         return output
 
     def choose(self, images: Tensor) -> None:
@@ -256,10 +256,8 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
         with atomic_write(memory) as file:
             file.write(json.dumps(_read_choices(memory) | {key: best}, indent=1).encode())
     shown = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in medians.items())
-    return (
-        best,
-        f"--engine auto: {best} ({shown} per step of {len(images)}), remembered in {memory}",
-    )
+    each = f"{shown} per step of {len(images)}"
+    return best, f"--engine auto: {best} ({each}), remembered in {memory}"
 
 
 def _cache_folder() -> Path:

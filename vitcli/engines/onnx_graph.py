@@ -1,4 +1,4 @@
-"""The exported graph, run by ONNX Runtime or OpenVINO."""
+"""The exported graph, run by ONNX Runtime or OpenVINO; its operator set is `engines.OPSET`."""
 
 from __future__ import annotations
 
@@ -109,13 +109,14 @@ def _prepare(
         path = Path(folder) / "encoder.onnx"
         write_onnx(graph, example, path)
         change(path)
+        held = sum(file.stat().st_size for file in Path(folder).iterdir())
         session = open_graph(path, graph.names, images)
     del graph.encoder  # its weights are the session's now
 
     def run(images: Tensor) -> Layers:
         return graph.read(session(images))
 
-    return Engine(name, run, library.__version__, time.perf_counter() - start, note)
+    return Engine(name, run, library.__version__, time.perf_counter() - start, note, held)
 
 
 def open_session(path: Path, names: Sequence[str], images: Tensor) -> Session:

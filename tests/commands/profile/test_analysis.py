@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from tests.conftest import TINY
 from vitcli.build import build_encoder
@@ -23,7 +24,7 @@ from vitcli.commands.profile.analysis import (
 )
 from vitcli.commands.profile.components import OTHER
 from vitcli.commands.profile.machine import peak_alone
-from vitcli.commands.profile.measure import Way, spread
+from vitcli.commands.profile.measure import Way, random_images, spread
 from vitcli.commands.profile.result import (
     Comparison,
     ComponentTime,
@@ -33,7 +34,7 @@ from vitcli.commands.profile.result import (
 )
 from vitcli.config.load import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
-from vitcli.engines.engine import Engine
+from vitcli.engines.engine import Engine, prepare_engine
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import synthetic_image
 from vitcli.model import Model
@@ -332,3 +333,23 @@ def test_the_largest_batch_is_on_the_line_through_the_peaks(tiny):
     assert fit.batch == 25 and fit.image_bytes == 4 * MIB and fit.weight_bytes == weights
     (none,) = largest_batches(runs, [Way(engine, tiny)], 2**10)
     assert none.batch == 0
+
+
+def test_the_largest_batch_counts_the_weights_that_a_session_holds() -> None:
+    """The float32 graph has each weight once more, the 8-bit one a quarter of the linear maps."""
+    model = tiny_model(hidden=128, heads=4, mlp_hidden=512)
+    weights = sum(p.numel() * 4 for p in model.encoder.parameters())
+    linear = sum(m.weight.numel() for m in model.encoder.modules() if isinstance(m, nn.Linear))
+    names = ("eager", "onnx", "int8", "openvino")
+    ways = [
+        Way(prepare_engine(name, model.encoder, random_images(model, 1)), model) for name in names
+    ]
+    runs = [ProfileRun(1, name, "fused", peak_bytes=MIB) for name in names]
+    memory = 100 * MIB
+    fits = {fit.engine: fit for fit in largest_batches(runs, ways, memory)}
+    assert fits["eager"].weight_bytes == weights
+    for name in ("onnx", "openvino"):
+        assert 2 * weights <= fits[name].weight_bytes < 2.5 * weights
+    assert 2 * weights - 3 * linear <= fits["int8"].weight_bytes < fits["onnx"].weight_bytes
+    for fit in fits.values():
+        assert fit.batch == (memory - fit.weight_bytes) // MIB

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitcli.commands.attention.result import (
+    OUTLIER_CUT,
     AttentionResult,
     ClsMass,
     EncoderAttention,
@@ -20,6 +21,7 @@ from vitcli.commands.attention.result import (
     LayerAttention,
     MapPanel,
     MapSheet,
+    OutlierCut,
     SeenImage,
 )
 from vitcli.commands.attention.weights import (
@@ -43,45 +45,8 @@ from vitcli.model import Model, Prepared, image_batches, stacked
 from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
-"""Called with each batch after its statistics, for example to draw maps."""
-
-
-def no_watch(model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
-    """Does nothing."""
-
-
-@dataclass(frozen=True)
-class OutlierCut:
-    """Above which norm a patch token is an outlier (Darcet et al. 2024, section 2.1).
-
-    They cut DINOv2-g at a norm of 150, read off its histogram; a multiple of the layer's median
-    norm is such a cut without a unit.
-    """
-
-    value: float
-    of_median: bool
-
-    @classmethod
-    def parse(cls, text: str) -> OutlierCut:
-        """`3x` is three times the median of the layer, `150` a norm."""
-        number = text.removesuffix("x")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise VitcliError(
-                f"--outlier-cut {text}: is not a norm (expected for example 3x or 150)",
-                "--outlier-cut 3x, which is 3 times the layer's median norm",
-            )
-        return cls(value, text != number)
-
-    def norm(self, median: float) -> float:
-        return self.value * median if self.of_median else self.value
-
-    def __str__(self) -> str:
-        of = "times the median norm of the layer's patch tokens" if self.of_median else "in norm"
-        return f"above {self.value:g} {of}"
+"""Called with each batch after its statistics, for example to draw maps, while its encoder and its
+images are in memory; `Progress` gets counts alone."""
 
 
 def attn_entropy(
@@ -90,10 +55,10 @@ def attn_entropy(
     *,
     query: str = "all",
     layers: str | None = None,
-    outlier_cut: OutlierCut = OutlierCut(3.0, of_median=True),
+    outlier_cut: OutlierCut = OUTLIER_CUT,
     background: Color = (255, 255, 255),
     seeds: int = 1,
-    watch: Watch = no_watch,
+    watch: Watch | None = None,
     progress: Progress = QUIET,
 ) -> AttentionResult:
     """Measure the attention of each encoder on the same images, one encoder in memory at a time.
@@ -131,7 +96,7 @@ def attn_entropy(
                 pixels = stacked(drawn, batch)
                 with drawn.runner.kernels():
                     part = observe_attention(drawn.encoder, pixels, query, _name(drawn))
-                    if not place:
+                    if watch and not place:
                         watch(drawn, batch, pixels)
                 seen += [SeenImage(item.path, part.tokens, part.grid) for item in batch]
                 samples.append(part)
@@ -209,22 +174,16 @@ def _layer(
     block: int, samples: Tensor, normalized: Tensor, norms: Tensor, cut: OutlierCut
 ) -> LayerAttention:
     """(S b, H, F) samples, (S, b, H) normalized entropies and all patch norms of one block."""
-    mean = _Means(samples.mean((0, 1)))
     by_head = samples.mean(0)  # (H, F)
     median = float(norms.median())
     limit = cut.norm(median)
+    shares = normalized.mean((0, 1)).tolist()  # (H,)
     return LayerAttention(
         layer=block,
-        entropy=mean["entropy"],
         entropy_normalised=float(normalized.mean()),
         head_spread=_deviation(normalized.mean(1)),
         image_spread=_deviation(normalized.mean((0, 2))),
         seed_spread=_deviation(normalized.mean((1, 2))),
-        entropy_cls=mean.optional("entropy_cls"),
-        entropy_patches=mean["entropy_patches"],
-        entropy_registers=mean.optional("entropy_registers"),
-        attention_distance_px=mean["distance"],
-        cls_mass=mean.cls_mass(),
         patch_norm_median=median,
         patch_norm_max=float(norms.max()),
         outlier_cut=limit,
@@ -232,43 +191,26 @@ def _layer(
         by_image=tuple(normalized.mean((0, 2)).tolist()),
         by_seed=tuple(normalized.mean((1, 2)).tolist()),
         heads=tuple(
-            _head(head, _Means(values), float(normalized[..., head - 1].mean()))
-            for head, values in enumerate(by_head, start=1)
+            HeadAttention(head=head, entropy_normalised=share, **_means(values))
+            for head, (values, share) in enumerate(zip(by_head, shares, strict=True), start=1)
         ),
+        **_means(samples.mean((0, 1))),
     )
 
 
-def _head(head: int, mean: _Means, normalized: float) -> HeadAttention:
-    return HeadAttention(
-        head=head,
-        entropy=mean["entropy"],
-        entropy_normalised=normalized,
-        entropy_cls=mean.optional("entropy_cls"),
-        entropy_patches=mean["entropy_patches"],
-        entropy_registers=mean.optional("entropy_registers"),
-        attention_distance_px=mean["distance"],
-        cls_mass=mean.cls_mass(),
-    )
-
-
-class _Means:
-    """Values in the order of FIELDS, by name."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = dict(zip(FIELDS, values.tolist(), strict=True))
-
-    def __getitem__(self, name: str) -> float:
-        return float(self.values[name])
-
-    def optional(self, name: str) -> float | None:
-        """None where the encoder has no such token."""
-        return None if math.isnan(self[name]) else self[name]
-
-    def cls_mass(self) -> ClsMass | None:
-        if self.optional("cls_on_cls") is None:
-            return None
-        shares = {kind: self.optional(f"cls_on_{kind}") or 0.0 for kind in MASS_KINDS}
-        return ClsMass(**shares)
+def _means(values: Tensor) -> dict[str, Any]:
+    """What a layer and a head both report, from values in the order of FIELDS; None for NaN."""
+    named = dict(zip(FIELDS, values.tolist(), strict=True))
+    known = {name: None if math.isnan(value) else value for name, value in named.items()}
+    mass = {kind: known[f"cls_on_{kind}"] or 0.0 for kind in MASS_KINDS}
+    return {
+        "entropy": named["entropy"],
+        "entropy_cls": known["entropy_cls"],
+        "entropy_patches": named["entropy_patches"],
+        "entropy_registers": known["entropy_registers"],
+        "attention_distance_px": named["distance"],
+        "cls_mass": None if known["cls_on_cls"] is None else ClsMass(**mass),
+    }
 
 
 def _deviation(values: Tensor) -> float | None:
@@ -336,8 +278,7 @@ def _ranking(first: EncoderAttention, rest: Sequence[EncoderAttention]) -> tuple
     names = [_title(other) for other, _, _, low, _ in pairs if not low > 0]
     return "cannot be distinguished", (
         f"{' and '.join([_title(first), *names])} do not differ significantly in their last "
-        "layers: "
-        f"{_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
+        f"layers: {_title(first)} is at {_spread(first.layers[-1])} of uniform attention, "
         f"{', '.join(facts)}; {paired}"
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitcli.commands.attention.result import OutlierCut
 from vitcli.errors import VitcliError, check_choice
 from vitcli.ui.console import note, plural, progress, status
 from vitcli.ui.figures import Plot, check_figure_file, draw, finish
@@ -135,16 +136,14 @@ def attn_entropy(
         request.repeated(seeds - 1)
         if request.weights is None and not request.by_library:
             request.fresh_config()  # a bad config is an error before torch is loaded
-    color = parse_color(background)
+    color, cut = parse_color(background), OutlierCut.parse(outlier_cut)
 
     with status("loading torch"):
         from vitcli.checkpoints.load import report_line
         from vitcli.commands.attention import analysis
-        from vitcli.commands.attention.analysis import OverlayCollector
         from vitcli.loading import load_model
 
-    maps = OverlayCollector(query, layers, fuse or "mean", rollout)
-    cut = analysis.OutlierCut.parse(outlier_cut)
+    maps = analysis.OverlayCollector(query, layers, fuse or "mean", rollout)
 
     def load() -> Iterator[Model]:
         for request in requests:
@@ -162,7 +161,7 @@ def attn_entropy(
             outlier_cut=cut,
             background=color,
             seeds=seeds,
-            watch=maps if overlay else analysis.no_watch,
+            watch=maps if overlay else None,
             progress=bar,
         )
     if overlay and result.models:

@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitcli.errors import VitcliError
 from vitcli.results import FailedImage, Result
 
 if TYPE_CHECKING:
     from vitcli.images.preprocess import Box
+
+
+@dataclass(frozen=True)
+class OutlierCut:
+    """Above which norm a patch token is an outlier (Darcet et al. 2024, section 2.1).
+
+    They cut DINOv2-g at a norm of 150, read off its histogram; a multiple of the layer's median
+    norm is such a cut without a unit.
+    """
+
+    value: float
+    of_median: bool
+
+    @classmethod
+    def parse(cls, text: str) -> OutlierCut:
+        """`3x` is three times the median of the layer, `150` a norm."""
+        number = text.removesuffix("x")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise VitcliError(
+                f"--outlier-cut {text}: is not a norm (expected for example 3x or 150)",
+                "--outlier-cut 3x, which is 3 times the layer's median norm",
+            )
+        return cls(value, text != number)
+
+    def norm(self, median: float) -> float:
+        return self.value * median if self.of_median else self.value
+
+    def __str__(self) -> str:
+        of = "times the median norm of the layer's patch tokens" if self.of_median else "in norm"
+        return f"above {self.value:g} {of}"
+
+
+OUTLIER_CUT = OutlierCut(3.0, of_median=True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.measures import all_finite
-from vitcli.nn.attention import Grid
+from vitcli.nn.attention import Grid, squared_distances
 from vitcli.nn.encoder import Observer, VisionEncoder, attentions, explicit_attention, hooked
 
 ROWS_AT_ONCE = 2**24
@@ -55,9 +55,7 @@ def row_entropy(rows: Tensor) -> Tensor:
 
 def patch_distances(grid: Grid, patch_size: int) -> Tensor:
     """Pixels between the centers of any two patches, (N, N) in float64."""
-    axes = (torch.arange(n, dtype=torch.float64) * patch_size for n in grid)
-    centers = torch.cartesian_prod(*axes)  # (N, 2)
-    return (centers[:, None] - centers[None]).square_().sum(-1).sqrt_()
+    return (squared_distances(grid) * patch_size**2).double().sqrt()
 
 
 def token_groups(encoder: VisionEncoder) -> dict[str, slice]:
@@ -267,8 +265,8 @@ def observe_attention(
     patches, chosen = groups["patches"], query_slice(query, groups, grid)
     tokens = patches.start + grid[0] * grid[1]
     patch_query = chosen if chosen.start >= patches.start else patches
-    distances = patch_distances(grid, encoder.front_end.patch_size)
-    distances = distances[patch_query.start - patches.start :][: _length(patch_query)]
+    rows = range(-patches.start, tokens - patches.start)[patch_query]  # among the patches
+    distances = patch_distances(grid, encoder.front_end.patch_size)[rows.start : rows.stop]
     most = largest_entropies(encoder, grid)
     heads, norms = [], []
     for part in few_at_once(encoder, images, tokens):
@@ -286,10 +284,6 @@ def observe_attention(
     patch_norms = torch.cat(norms, dim=1)
     _check_finite(samples[..., FIELDS.index("row_sum_error")], patch_norms, name)
     return AttentionSamples(samples, patch_norms, grid, tokens)
-
-
-def _length(where: slice) -> int | None:
-    return None if where.stop is None else where.stop - where.start
 
 
 def _check_finite(errors: Tensor, norms: Tensor, name: str) -> None:

@@ -279,8 +279,8 @@ def largest_batches(
 ) -> tuple[Fit, ...]:
     """The largest batch of each way that fits, on the line through the peaks measured.
 
-    A step takes the weights, and its peak grows with the batch; one batch gives a line through
-    zero.
+    A step takes the weights, of the encoder and of an engine that holds its own, and its peak
+    grows with the batch; one batch gives a line through zero.
     """
     fits = []
     for way in ways:
@@ -295,9 +295,11 @@ def largest_batches(
         image = (most - least) / (high - low) if high > low else most / high
         image = max(image, 1.0)
         base = max(0.0, most - image * high)
-        weights = sum(p.numel() * p.element_size() for p in way.model.encoder.parameters())
-        if way.model.device.type == "cuda":  # the peak holds the weights already
-            weights, base = 0, most - image * high
+        weights = way.engine.weight_bytes
+        if way.model.device.type == "cuda":  # the peak holds the encoder's weights already
+            base = most - image * high
+        else:
+            weights += sum(p.numel() * p.element_size() for p in way.model.encoder.parameters())
         batch = max(0, int((memory - weights - base) / image))
         fits.append(Fit(*way.key, memory, weights, int(image), batch))
     return tuple(fits)

@@ -143,6 +143,7 @@ class Fit:
     dtype: str
     memory_bytes: int
     weight_bytes: int
+    """Of the encoder, and of the engine where it holds its own (onnx, int8, openvino)."""
     image_bytes: int
     """What each further image adds at the peak, by the peaks measured."""
     batch: int
