@@ -93,7 +93,7 @@ POSITIONS: dict[str, Callable[[EncoderConfig], NoPosition]] = {
     "none": lambda c: NoPosition(),
 }
 MASKS: dict[str, Callable[[EncoderConfig], attention.Mask]] = {
-    "none": lambda c: attention.NoMask(),
+    "none": lambda c: attention.Mask(),
     "causal": lambda c: attention.CausalMask(),
     "window": _window,
     "neighborhood": lambda c: attention.NeighborhoodMask(_set(c.attention.neighbors)),

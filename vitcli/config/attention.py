@@ -162,30 +162,20 @@ QKV_BIASES: dict[str, QkvSpec] = {"qkv": QkvSpec(3), "qv": QkvSpec(2), "none": Q
 
 
 class QkNormSpec(Spec):
-    """Queries and keys as they are projected."""
+    """A norm of queries and one of keys, as wide as a field of the config; None for none."""
+
+    def __init__(self, width: str | None) -> None:
+        self.width = width
 
     def cost(self, c: Config) -> Cost:
-        return Cost()
-
-
-class QkWidthNormSpec(QkNormSpec):
-    """One norm over all heads together."""
-
-    def cost(self, c: Config) -> Cost:
-        return NORMS[c.attention.qk_norm_kind].cost(c.hidden) * 2
-
-
-class QkHeadNormSpec(QkNormSpec):
-    """One norm over the channels of a head, the same for all heads."""
-
-    def cost(self, c: Config) -> Cost:
-        return NORMS[c.attention.qk_norm_kind].cost(c.head_dim) * 2
+        norm = NORMS[c.attention.qk_norm_kind]
+        return norm.cost(getattr(c, self.width)) * 2 if self.width else Cost()
 
 
 QK_NORMS: dict[str, QkNormSpec] = {
-    "none": QkNormSpec(),
-    "width": QkWidthNormSpec(),
-    "head": QkHeadNormSpec(),
+    "none": QkNormSpec(None),
+    "width": QkNormSpec("hidden"),  # over all heads together
+    "head": QkNormSpec("head_dim"),  # over the channels of a head, the same for all heads
 }
 
 

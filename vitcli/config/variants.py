@@ -72,39 +72,30 @@ def one_of(table: Mapping[str, Any]) -> AfterValidator:
 
 # Norms and the MLP
 class NormSpec(Spec):
-    """RMSNorm: one weight per channel."""
+    """A weight per channel, and with `bias` a bias."""
+
+    def __init__(self, bias: bool) -> None:
+        self.bias = bias
 
     def cost(self, width: int) -> Cost:
-        return Cost(width)
+        return Cost(2 * width, width) if self.bias else Cost(width)
 
 
-class LayerNormSpec(NormSpec):
-    """A weight and a bias per channel."""
-
-    def cost(self, width: int) -> Cost:
-        return Cost(2 * width, width)
-
-
-NORMS: dict[str, NormSpec] = {"layernorm": LayerNormSpec(), "rmsnorm": NormSpec()}
+NORMS: dict[str, NormSpec] = {"layernorm": NormSpec(bias=True), "rmsnorm": NormSpec(bias=False)}
 
 
 class MlpSpec(Spec):
-    """Two linear maps, D -> M -> D."""
+    """D -> M -> D; `maps_in` linear maps at once come first (a gate and a value)."""
 
-    maps_in = 1
+    def __init__(self, maps_in: int) -> None:
+        self.maps_in = maps_in
 
     def cost(self, width: int, hidden: int, rows: int, bias: bool = True) -> Cost:
         first = linear_cost(width, self.maps_in * hidden, rows, bias)
         return first + linear_cost(hidden, width, rows, bias)
 
 
-class GatedMlpSpec(MlpSpec):
-    """The first map is a gate and a value, twice as wide."""
-
-    maps_in = 2
-
-
-MLPS: dict[str, MlpSpec] = {"plain": MlpSpec(), "gated": GatedMlpSpec()}
+MLPS: dict[str, MlpSpec] = {"plain": MlpSpec(1), "gated": MlpSpec(2)}
 
 
 # Poolings and heads

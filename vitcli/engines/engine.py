@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -219,6 +220,23 @@ class Runner:
             yield
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the accelerator has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def timed(step: Callable[[], object], device: torch.device) -> float:
+    """Wall seconds of one call, accelerator included."""
+    synchronize(device)
+    start = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
 TRIAL_RUNS = 3
 
 
@@ -246,9 +264,7 @@ def fastest(encoder: VisionEncoder, images: Tensor) -> tuple[str, str]:
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(TRIAL_RUNS):
         for name, engine in engines.items():
-            start = time.perf_counter()
-            engine.run(images).tokens.sum().item()  # waits for an accelerator
-            times[name].append(time.perf_counter() - start)
+            times[name].append(timed(partial(engine.run, images), images.device))
     medians = {name: statistics.median(values) for name, values in times.items()}
     best = min(medians, key=lambda name: medians[name])
     with suppress(OSError):

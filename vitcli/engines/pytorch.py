@@ -143,14 +143,12 @@ def onednn_runs(device: torch.device, dtype: torch.dtype) -> bool:
     return (
         ONEDNN is not None
         and device.type == "cpu"
-        and (dtype == torch.float32 or (dtype == torch.bfloat16 and _bfloat16_units()))
         and bool(torch.backends.mkldnn.enabled)
+        and (
+            dtype == torch.float32
+            or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+        )
     )
-
-
-def _bfloat16_units() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def onednn_linear(

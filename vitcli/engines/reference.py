@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config.load import split_library
-from vitcli.engines.backbone import Backbone, input_errors, library_errors, source_config
+from vitcli.engines.backbone import (
+    Backbone,
+    first_tensor,
+    input_errors,
+    library_errors,
+    source_config,
+)
 from vitcli.engines.timm_networks import fresh_network, open_open_clip, open_timm, timm_backbone
 from vitcli.engines.transformers_towers import transformers_backbone
 from vitcli.errors import VitcliError
@@ -260,9 +266,7 @@ class LibraryEncoder(VisionEncoder):
         """Give a layer's tokens to whoever watches its point."""
         if self.parts and not self.points[layer]._forward_hooks:
             return
-        while isinstance(value, tuple | list):
-            value = value[0]
-        tokens, grid = self._tokens(self.backbone.arrange(value, self._pixels))
+        tokens, grid = self._tokens(self.backbone.arrange(first_tensor(value), self._pixels))
         if not self.parts:  # the first image of all
             self._sizes.add(tuple(tokens.shape[1:]))
             return
@@ -355,11 +359,9 @@ def open_reference(
     """
     library, source = split_library(source)
     library = library or library_of(source)
-    make = {"transformers": transformers_backbone, "timm": open_timm, "open_clip": open_open_clip}[
-        library
-    ]
+    opened = {"transformers": transformers_backbone, "timm": open_timm, "open_clip": open_open_clip}
     with library_errors(library, source, "check that the directory is as the library writes it"):
-        return make(source, device or torch.device("cpu"), dtype, image_size)
+        return opened[library](source, device or torch.device("cpu"), dtype, image_size)
 
 
 def fresh_reference(

@@ -26,7 +26,7 @@ from vitcli.engines.backbone import (
     source_place,
 )
 from vitcli.errors import VitcliError
-from vitcli.nn.encoder import EncoderOutput
+from vitcli.nn.encoder import EncoderOutput, hooked
 
 
 def fresh_network(
@@ -117,11 +117,8 @@ def open_timm(
     named = f"{kind}:{place}{revision}"
     model = timm.create_model(named, pretrained=True)
     published = model.pretrained_cfg
-    if (
-        image_size
-        and published.get("fixed_input_size")
-        and image_size != tuple(published["input_size"][-2:])
-    ):
+    fixed = published.get("fixed_input_size")
+    if image_size and fixed and image_size != tuple(published["input_size"][-2:]):
         model = timm.create_model(named, pretrained=True, img_size=image_size)
     name = model.pretrained_cfg.get("architecture") or type(model).__name__
     return timm_backbone(model, name, device, dtype)
@@ -185,18 +182,15 @@ def timm_attention(
 
     def attend(pixels: Tensor) -> Sequence[Tensor]:
         found: list[Tensor] = []
-        hooks, before = [], [module.fused_attn for module in modules]
+        before = [module.fused_attn for module in modules]
         try:
             for module in modules:
                 module.fused_attn = False
-                keep = module.attn_drop.register_forward_hook(lambda _, __, out: found.append(out))
-                hooks.append(keep)
-            model.forward_features(pixels)
+            with hooked((module.attn_drop, found.append) for module in modules):
+                model.forward_features(pixels)
         finally:
             for module, fused in zip(modules, before, strict=True):
                 module.fused_attn = fused
-            for hook in hooks:
-                hook.remove()
         return found
 
     return attend

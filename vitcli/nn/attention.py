@@ -301,27 +301,29 @@ class MultiHeadSelfAttention(nn.Module):
         return y
 
 
-class NoMask:
+class Mask:
     """Every token sees every token."""
 
     def __call__(
         self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
     ) -> list[Tensor | None]:
-        return [None] * depth
+        """The mask (P+N, P+N) of each of `depth` blocks; True attends."""
+        return [self.one(grid, prefix_tokens, device)] * depth
+
+    def one(self, grid: Grid, prefix_tokens: int, device: torch.device) -> Tensor | None:
+        """The mask of a block, where all have the same."""
+        return None
 
 
-class CausalMask:
+class CausalMask(Mask):
     """Token i sees tokens 0 .. i, so that the blocks serve as decoder blocks."""
 
-    def __call__(
-        self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
-    ) -> list[Tensor | None]:
+    def one(self, grid: Grid, prefix_tokens: int, device: torch.device) -> Tensor | None:
         tokens = prefix_tokens + grid[0] * grid[1]
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
-        return [mask] * depth
+        return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
 
 
-class WindowMask:
+class WindowMask(Mask):
     """Patches see their own square window, aligned to the top-left corner (Qwen2.5-VL).
 
     With a `shift`, windows of every second block (the 2nd, 4th, ...) begin `shift` patches further
@@ -338,14 +340,14 @@ class WindowMask:
     def __call__(
         self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
     ) -> list[Tensor | None]:
-        plain = self._mask(grid, prefix_tokens, 0, device)
-        moved = self._mask(grid, prefix_tokens, self.shift, device) if self.shift else plain
+        plain = self._moved(grid, prefix_tokens, 0, device)
+        moved = self._moved(grid, prefix_tokens, self.shift, device) if self.shift else plain
         return [
             None if block in self.full_blocks else moved if block % 2 else plain
             for block in range(depth)
         ]
 
-    def _mask(self, grid: Grid, prefix_tokens: int, shift: int, device: torch.device) -> Tensor:
+    def _moved(self, grid: Grid, prefix_tokens: int, shift: int, device: torch.device) -> Tensor:
         first = self.window - shift if shift else 0
         rows, columns = ((torch.arange(n, device=device) + first) // self.window for n in grid)
         across = grid[1] + 1  # windows along a row, at most
@@ -353,7 +355,7 @@ class WindowMask:
         return _for_patches(ids[:, None] == ids[None], prefix_tokens)
 
 
-class NeighborhoodMask:
+class NeighborhoodMask(Mask):
     """Each patch sees its k nearest patches, itself among them, by the distance of their centers.
 
     Of patches at the same distance those that come first row by row are taken. Prefix tokens see
@@ -364,15 +366,13 @@ class NeighborhoodMask:
     def __init__(self, neighbors: int) -> None:
         self.neighbors = neighbors
 
-    def __call__(
-        self, grid: Grid, prefix_tokens: int, depth: int, device: torch.device
-    ) -> list[Tensor | None]:
+    def one(self, grid: Grid, prefix_tokens: int, device: torch.device) -> Tensor | None:
         squared = squared_distances(grid, device)
         patches = len(squared)
         order = squared * patches + torch.arange(patches, device=device)  # no two are equal
         nearest = order.topk(min(self.neighbors, patches), largest=False).indices  # (N, k)
         seen = torch.zeros_like(order, dtype=torch.bool).scatter_(1, nearest, True)
-        return [_for_patches(seen, prefix_tokens)] * depth
+        return _for_patches(seen, prefix_tokens)
 
 
 def squared_distances(grid: Grid, device: torch.device | str = "cpu") -> Tensor:
@@ -384,6 +384,3 @@ def squared_distances(grid: Grid, device: torch.device | str = "cpu") -> Tensor:
 def _for_patches(seen: Tensor, prefix_tokens: int) -> Tensor:
     """A mask (N, N) among patches, with prefix tokens that see and are seen by all."""
     return F.pad(seen, (prefix_tokens, 0, prefix_tokens, 0), value=True)
-
-
-Mask = NoMask | CausalMask | WindowMask | NeighborhoodMask

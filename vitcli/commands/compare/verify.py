@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from vitcli.commands.compare.result import Checked, VerifyResult
 from vitcli.config.load import checkpoint_of
 from vitcli.engines.backbone import Backbone
+from vitcli.engines.engine import timed
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
@@ -240,14 +240,8 @@ def _compare(model: Model, backbone: Backbone, pixels: Tensor, pairs: _Pairs) ->
 @torch.inference_mode()
 def _time(model: Model, backbone: Backbone, pixels: Tensor) -> tuple[float, float]:
     """Seconds of one forward pass of each, in turn."""
-    found = []
-    for run in (model.encoder, backbone.run):
-        start = time.perf_counter()
-        run(pixels)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return found[0], found[1]
+    ours = timed(lambda: model.encoder(pixels), model.device)
+    return ours, timed(lambda: backbone.run(pixels), model.device)
 
 
 def _checked(model: Model, pairs: _Pairs) -> tuple[Checked, ...]:

@@ -34,8 +34,9 @@ from vitcli.commands.probe.labeled import (
 )
 from vitcli.commands.probe.result import AgreementResult, Cost, ProbeResult, RankingResult
 from vitcli.commands.probe.scores import Trial, agreement, encoder_names
-from vitcli.commands.profile.machine import peak_memory, timed
+from vitcli.commands.profile.machine import peak_memory
 from vitcli.engines.backbone import macs_per_image
+from vitcli.engines.engine import timed
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.files import printable

@@ -88,8 +88,11 @@ def profile(
             f"dtypes: the model is not in float32 (got {model.dtype_name})",
             "vitcli.load(..., dtype='float32')",
         )
-    if model.by_library or REFERENCE in settings.engines:
-        _check_attention(settings)
+    if settings.attention and (model.by_library or REFERENCE in settings.engines):
+        raise VitcliError(
+            f"--attention {settings.attention}: the library attends in its own way",
+            "leave out --attention",
+        )
     attend(model.encoder, settings.attention)
     ways = []
     for dtype in dtypes:
@@ -150,14 +153,6 @@ def settings_of_library(model: Model, settings: ProfileSettings) -> ProfileSetti
     settings = replace(settings, engines=(REFERENCE,))
     settings.check()
     return settings
-
-
-def _check_attention(settings: ProfileSettings) -> None:
-    if settings.attention:
-        raise VitcliError(
-            f"--attention {settings.attention}: the library attends in its own way",
-            "leave out --attention",
-        )
 
 
 def library_engine(model: Model) -> Engine:

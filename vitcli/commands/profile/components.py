@@ -24,8 +24,8 @@ from torch.profiler import profile as torch_profiler
 
 from vitcli.commands.params import analysis as params
 from vitcli.commands.params.analysis import OTHER, ComponentCost
-from vitcli.commands.profile.machine import synchronize
 from vitcli.commands.profile.result import ComponentTime, OperatorTime
+from vitcli.engines.engine import synchronize
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.files import atomic_write
 from vitcli.nn.encoder import Block, VisionEncoder

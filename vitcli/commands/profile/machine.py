@@ -1,4 +1,4 @@
-"""This machine: its description, clock, memory, and speed of matrix products."""
+"""This machine: its description, memory, and speed of matrix products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pickle
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ from torch.nn import functional as F
 from vitcli.commands.profile.result import Machine
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.variants import MLPS
+from vitcli.engines.engine import timed
 from vitcli.engines.pytorch import ONEDNN, onednn_linear
 from vitcli.nn.attention import QueryValueBiasLinear
 from vitcli.nn.encoder import VisionEncoder
@@ -52,23 +52,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "unknown"
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the accelerator has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
-def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Wall seconds of one call, accelerator included."""
-    synchronize(device)
-    start = time.perf_counter()
-    step()
-    synchronize(device)
-    return time.perf_counter() - start
 
 
 def gemm_shapes(encoder: VisionEncoder) -> list[tuple[int, int]]:

@@ -21,12 +21,11 @@ from vitcli.commands.profile.machine import (
     peak_alone,
     peak_memory,
     return_freed_memory,
-    timed,
 )
 from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
 from vitcli.engines import ENGINES
 from vitcli.engines.backbone import macs_per_image
-from vitcli.engines.engine import Engine, prepare_engine
+from vitcli.engines.engine import Engine, prepare_engine, timed
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.model import Model
