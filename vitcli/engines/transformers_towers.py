@@ -102,8 +102,7 @@ def _transformers_blocks(tower: Any) -> tuple[list[str], list[nn.Module]]:
         if isinstance(module, nn.ModuleList) and [len(module)] == depths:
             return [f"{name}.{i}" for i in range(len(module))], list(module)
     raise VitcliError(
-        f"transformers {config.model_type}: no list of its layers found",
-        "report the architecture",
+        f"transformers {config.model_type}: no list of its layers found", "report the architecture"
     )
 
 

@@ -147,10 +147,7 @@ class GatedFeedForward(FeedForward):
         return y
 
 
-FEED_FORWARDS: dict[str, type[FeedForward]] = {
-    "plain": FeedForward,
-    "gated": GatedFeedForward,
-}
+FEED_FORWARDS: dict[str, type[FeedForward]] = {"plain": FeedForward, "gated": GatedFeedForward}
 
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {

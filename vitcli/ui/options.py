@@ -149,8 +149,7 @@ class SharedModelOptions:
         ),
     ] = None
     norm: Annotated[
-        str | None,
-        model_option("--norm", metavar=choices(NormPlacement), help="Norm placement."),
+        str | None, model_option("--norm", metavar=choices(NormPlacement), help="Norm placement.")
     ] = None
     position: Annotated[
         str | None,
@@ -160,8 +159,7 @@ class SharedModelOptions:
         str | None, model_option("--pool", metavar="KIND", help=f"{choices(PoolingKind)}.")
     ] = None
     image_size: Annotated[
-        str | None,
-        model_option("--image-size", metavar="N|HxW", help="Input size in pixels."),
+        str | None, model_option("--image-size", metavar="N|HxW", help="Input size in pixels.")
     ] = None
     pos_resize: Annotated[
         str | None,
@@ -186,8 +184,7 @@ class SharedModelOptions:
         str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Device to run on.")
     ] = "auto"
     dtype: Annotated[
-        str,
-        model_option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
+        str, model_option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64.")
     ] = "float32"
 
     def shared_settings(self) -> tuple[Setting, ...]:
@@ -226,9 +223,7 @@ class SourceOptions:
     preset: Annotated[
         str | None,
         model_option(
-            "--preset",
-            metavar="NAME",
-            help="A preset (`vitcli presets`), or timm:ARCHITECTURE.",
+            "--preset", metavar="NAME", help="A preset (`vitcli presets`), or timm:ARCHITECTURE."
         ),
     ] = None
     config: Annotated[

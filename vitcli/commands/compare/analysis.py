@@ -43,12 +43,7 @@ PATCHES_AT_ONCE = 2048
 IMAGES_AT_ONCE = 32
 TOKENS_AT_ONCE = 2**27
 """Values of all layers of a minibatch that are kept to be compared: 512 MiB in float32."""
-TOLERANCES = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-6,
-    torch.float16: 1e-3,
-    torch.bfloat16: 1e-2,
-}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 """Relative differences that rounding alone explains."""
 Pair = tuple[Prepared, Prepared]
 
@@ -130,11 +125,7 @@ def compare(
 
 
 def _pairs(
-    a: Model,
-    b: Model,
-    pictures: Sequence[Picture],
-    background: Color,
-    failed: list[FailedImage],
+    a: Model, b: Model, pictures: Sequence[Picture], background: Color, failed: list[FailedImage]
 ) -> Iterator[Pair]:
     """Each image prepared for both, where both can read it."""
     if not pictures and a.input_size != b.input_size:

@@ -73,8 +73,7 @@ def convert(
         typer.Option("--set", metavar="KEY=VALUE", help="Set a config key. Repeatable."),
     ] = None,
     dtype: Annotated[
-        str,
-        typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64."),
+        str, typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64.")
     ] = "float32",
     which: WhichOption = None,
     prefix: PrefixOption = None,

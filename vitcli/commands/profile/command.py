@@ -94,8 +94,7 @@ def profile(
         ),
     ] = None,
     backward: Annotated[
-        bool,
-        typer.Option("--backward", help="Time a training step: forward and backward pass."),
+        bool, typer.Option("--backward", help="Time a training step: forward and backward pass.")
     ] = False,
     ops: Annotated[
         int, typer.Option("--ops", min=0, metavar="N", help="Operators to list per batch size.")

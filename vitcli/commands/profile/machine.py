@@ -72,11 +72,7 @@ class Yardstick:
     """
 
     def __init__(
-        self,
-        shapes: Sequence[tuple[int, int]],
-        rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, shapes: Sequence[tuple[int, int]], rows: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.shapes, self.rows, self.device = shapes, rows, device
         self.best = [math.inf] * len(shapes)

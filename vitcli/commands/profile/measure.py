@@ -104,11 +104,7 @@ class Session:
     """The runs of one call of `vitcli profile`."""
 
     def __init__(
-        self,
-        model: Model,
-        settings: ProfileSettings,
-        ways: Sequence[Way],
-        progress: Progress,
+        self, model: Model, settings: ProfileSettings, ways: Sequence[Way], progress: Progress
     ) -> None:
         self.model = model
         self.settings = settings
@@ -209,10 +205,7 @@ class Session:
         return replace(run, warmup_s=first, peak_bytes=peak)
 
     def _times(
-        self,
-        batch: int,
-        steps: dict[Key, Callable[[], object]],
-        yards: Sequence[Yardstick],
+        self, batch: int, steps: dict[Key, Callable[[], object]], yards: Sequence[Yardstick]
     ) -> dict[Key, list[float]]:
         """Wall seconds of each way's steps, taken in turn with trials of the yardsticks."""
         times: dict[Key, list[float]] = {name: [] for name in steps}
