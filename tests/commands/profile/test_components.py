@@ -161,6 +161,31 @@ def test_products_and_softmax_are_apart_from_projections_when_explicit(images):
     assert "aten::add" in operators_of(recording, OTHER)  # the residual sums
 
 
+@pytest.mark.parametrize(
+    ("position", "operator"),
+    [
+        *[(kind, "aten::cos") for kind in ("rope2d", "learned+rope2d", "mixed_rope2d")],
+        *[("learned+mixed_rope2d", "aten::cos"), ("relative2d", "aten::index")],
+        ("alibi2d", "aten::sqrt"),
+    ],
+)
+def test_what_a_position_encoding_computes_is_its_own(position, operator, images):
+    encoder = tiny_encoder(position=position)
+    before = [dict(vars(part)) for part in encoder.front_end.position.modules()]
+    with (
+        torch.inference_mode(),
+        component_ranges(encoder),
+        torch_profiler(activities=[ProfilerActivity.CPU]) as recording,
+        whole_step(),
+    ):
+        expected = encoder(images)
+    assert operator in operators_of(recording, components.POSITIONS)
+    for component in (OTHER, components.ATTENTION_PRODUCTS):
+        assert operator not in operators_of(recording, component)
+    assert [dict(vars(part)) for part in encoder.front_end.position.modules()] == before
+    assert torch.equal(encoder(images).tokens, expected.tokens)
+
+
 def test_a_training_step_gives_its_backward_pass_to_components(images):
     encoder = tiny_encoder().train()
     with (

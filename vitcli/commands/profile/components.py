@@ -29,6 +29,7 @@ from vitcli.engines.engine import synchronize
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.files import atomic_write
 from vitcli.nn.encoder import Block, VisionEncoder
+from vitcli.nn.positions import NoPosition
 
 MARK = "component: "
 BACKWARD = "autograd::engine::evaluate_function: "
@@ -79,10 +80,13 @@ def component_ranges(encoder: VisionEncoder) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in component_modules(encoder):
             _hook(stack, name, module)
-        position = encoder.front_end.position  # its methods are called, not its forward
-        for method in ("add", "bias", "rotation"):
-            setattr(position, method, _in_range(params.POSITIONS, getattr(position, method)))
-            stack.callback(delattr, position, method)
+        for position in encoder.front_end.position.modules():
+            # Their methods are called, not their forward.
+            for method in ("add", "bias", "rotation", "block_biases"):
+                if isinstance(position, NoPosition):
+                    inside = _in_range(params.POSITIONS, getattr(position, method))
+                    setattr(position, method, inside)
+                    stack.callback(delattr, position, method)
         yield
 
 
@@ -101,15 +105,28 @@ def _hook(stack: ExitStack, name: str, module: nn.Module) -> None:
 
 
 def _in_range(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function inside a range, and what it returns too, where that is a rotation."""
+    """The function inside a range, and a rotation or a generator that it returns too."""
 
     def wrapped(*args: Any) -> Any:
         with record_function(MARK + name):
             result = function(*args)
+        if isinstance(result, Iterator):
+            return _each_in_range(name, result)
         turns = callable(result) and not isinstance(result, Tensor)
         return _in_range(name, result) if turns else result
 
     return wrapped
+
+
+def _each_in_range(name: str, values: Iterator[Any]) -> Iterator[Any]:
+    """The same values, each made inside a range."""
+    end = object()
+    while True:
+        with record_function(MARK + name):
+            value = next(values, end)
+        if value is end:
+            return
+        yield value
 
 
 @contextmanager
