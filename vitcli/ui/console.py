@@ -178,25 +178,25 @@ PLAIN_EVERY_S = 10.0
 Lines = Literal["", "tenths", "seconds"]
 
 
-class Bar:
-    """What is done of a task, on stderr: a bar on a terminal (`live`), otherwise lines or nothing.
+class progress:
+    """What is done of a task, on stderr; a `results.Progress` for a `with` statement.
 
-    See `progress`; it is a `results.Progress`.
+    On a terminal (`live`) it is a bar with the time left, which disappears however the work ends.
+
+    Args:
+        timed: else it is drawn by no thread, only when it is called: a process that starts others
+            safely has no second thread.
+        unit: of the rate, which is shown with the time that it leaves, e.g. `img/s`.
+        lines: what is written where there is no terminal: a line per tenth of the work, a line
+            every PLAIN_EVERY_S, or nothing.
     """
 
-    def __init__(self, title: str, timed: bool, unit: str, lines: Lines) -> None:
+    def __init__(self, title: str, timed: bool = True, unit: str = "", lines: Lines = "") -> None:
+        from rich import progress as bars
         from rich.constrain import Constrain
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
         from rich.table import Column
 
-        class Narrow(Progress):
+        class Narrow(bars.Progress):
             """With room for the ^C that a terminal echoes: on a line of its own it would leave the
             bar above it where the run was interrupted."""
 
@@ -204,18 +204,14 @@ class Bar:
                 return Constrain(super().get_renderable(), console.width - 3)
 
         console = self._console = stream(stderr=True)
-        self.live = self._console.is_terminal and _verbosity >= 0
-        columns: list[ProgressColumn] = [  # the bar takes what the text leaves
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[facts]}", markup=False),
-        ]
-        if timed:
-            columns.append(TimeRemainingColumn())
+        self.live = console.is_terminal and _verbosity >= 0
         self._progress = Narrow(
-            *columns,
-            console=self._console,
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=None, table_column=Column(ratio=1)),  # what the text leaves
+            bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            bars.TextColumn("{task.fields[facts]}", markup=False),
+            *([bars.TimeRemainingColumn()] if timed else []),
+            console=console,
             transient=True,
             expand=True,
             auto_refresh=timed,
@@ -262,7 +258,7 @@ class Bar:
         if _verbosity >= 0:
             self._console.print(text, markup=False)
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> progress:
         _live.append(self._console)
         self._progress.start()
         return self
@@ -270,19 +266,6 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
         _live.pop()
-
-
-def progress(title: str, timed: bool = True, unit: str = "", lines: Lines = "") -> Bar:
-    """A bar with what is done and the time left; it disappears at the end, however that comes.
-
-    Args:
-        timed: else it is drawn by no thread, only when it is called: a process that starts others
-            safely has no second thread.
-        unit: of the rate, which is shown with the time that it leaves, e.g. `img/s`.
-        lines: what is written where there is no terminal: a line per tenth of the work, a line
-            every PLAIN_EVERY_S, or nothing.
-    """
-    return Bar(title, timed, unit, lines)
 
 
 @contextmanager

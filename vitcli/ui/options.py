@@ -5,6 +5,7 @@ A command takes a group of them as one parameter, `model: ModelOptions`, under `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -26,20 +27,15 @@ from vitcli.config.load import (
 )
 from vitcli.config.schema import FitKind, NormPlacement, PoolingKind, PositionKind
 from vitcli.config.settings import Setting, parse_counts, parse_setting
-from vitcli.engines import AUTO, ENGINES, check_engine
-from vitcli.errors import VitcliError
+from vitcli.engines import AUTO, ENGINES
+from vitcli.errors import VitcliError, check_choice
+from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.completion import complete, with_completion
-from vitcli.ui.console import FORMATS, answer_text, note, status
+from vitcli.ui.console import FORMATS, answer_text, chosen_form, note, status
 
 if TYPE_CHECKING:
     from vitcli.model import Model
-
-import contextlib
-from typing import TYPE_CHECKING
-
-from vitcli.files import printable
-from vitcli.ui.console import chosen_form
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -347,13 +343,9 @@ LibraryOption = Annotated[
 
 
 def known_engine(name: str | None) -> str | None:
-    """The name itself.
-
-    Raises:
-        VitcliError: an unknown engine.
-    """
-    if name not in (None, AUTO):
-        check_engine(name)
+    """The name itself; VitcliError for an unknown engine."""
+    if name != AUTO:
+        check_choice("--engine", name, ENGINES)
     return name
 
 
@@ -418,22 +410,14 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
         ]
         if not fresh and not self.weights:
             fresh = [{}]
-        variants: Sequence[tuple[Any, ...]] = (
-            [(registers_setting(count),) for count in counts] if counts else [()]
-        )
-        sources, each = self.weights or [], {"adapter": self.adapter, "engine": engine}
-        requests = [
-            *(
-                self.request(**named, settings=settings, **each)
-                for named, settings in itertools.product(fresh, variants)
-            ),
-            *(
-                self.request(**split_source(text), **tensors, **each)
-                for text, tensors in zip(
-                    sources, read_tensors(self.which, self.prefix, len(sources)), strict=True
-                )
-            ),
+        settings = [(registers_setting(count),) for count in counts] or [()]
+        sources = [split_source(text) for text in self.weights or []]
+        tensors = read_tensors(self.which, self.prefix, len(sources))
+        named: list[dict[str, Any]] = [
+            *(one | {"settings": more} for one, more in itertools.product(fresh, settings)),
+            *(source | which for source, which in zip(sources, tensors, strict=True)),
         ]
+        requests = [self.request(**one, adapter=self.adapter, engine=engine) for one in named]
         if self.adapter and len(requests) > 1:
             raise VitcliError(
                 f"--adapter: is for one encoder (got {len(requests)})",
