@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -31,13 +29,13 @@ from vitcli.engines import AUTO, ENGINES
 from vitcli.errors import VitcliError, check_choice
 from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
-from vitcli.ui.completion import complete, with_completion
 from vitcli.ui.console import FORMATS, answer_text, chosen_form, note, status
+from vitcli.ui.parameters import Without as Without  # commands import these two from here
+from vitcli.ui.parameters import complete
+from vitcli.ui.parameters import grouped as grouped
 
 if TYPE_CHECKING:
     from vitcli.model import Model
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,62 +254,6 @@ class ModelOptions(SharedModelOptions, SourceOptions):
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Without:
-    """In the annotation of a group: the options of it that a command does not take."""
-
-    names: tuple[str, ...]
-
-
-def _group(hint: Any) -> tuple[Any, set[str]]:
-    """The type of a parameter, and the options left out if it is a group."""
-    if get_origin(hint) is not Annotated:
-        return hint, set()
-    kind, *notes = get_args(hint)
-    return kind, {name for note in notes if isinstance(note, Without) for name in note.names}
-
-
-def grouped(function: Function) -> Function:
-    """Lets a command take option groups (dataclasses of annotated options) as parameters."""
-    hints = get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type, list[str]]] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        kind, without = _group(hints[parameter.name])
-        if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
-            continue
-        assert isinstance(kind, type)
-        annotations = get_type_hints(kind, include_extras=True)
-        fields = [f for f in dataclasses.fields(kind) if f.name not in without]
-        names = [f.name for f in fields]
-        groups[parameter.name] = (kind, names)
-        parameters += [
-            inspect.Parameter(
-                f.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=annotations[f.name],
-                default=f.default,
-            )
-            for f in fields
-        ]
-
-    @functools.wraps(function)
-    def command(**values: Any) -> Any:
-        built = {
-            name: kind(**{key: values.pop(key) for key in names})
-            for name, (kind, names) in groups.items()
-        }
-        return function(**values, **built)
-
-    for parameter in parameters:
-        with_completion(parameter.annotation)
-    flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in flat}
-    return command  # type: ignore[return-value]
-
-
 ProjectionOption = Annotated[
     str,
     typer.Option(
@@ -410,7 +352,7 @@ class EncodersOptions(SharedModelOptions, SourcesOptions):
         ]
         if not fresh and not self.weights:
             fresh = [{}]
-        settings = [(registers_setting(count),) for count in counts] or [()]
+        settings: list[tuple[Setting, ...]] = [(registers_setting(n),) for n in counts] or [()]
         sources = [split_source(text) for text in self.weights or []]
         tensors = read_tensors(self.which, self.prefix, len(sources))
         named: list[dict[str, Any]] = [

@@ -19,7 +19,6 @@ from vitcli.config.load import (
 )
 from vitcli.config.settings import nearest, parse_setting
 from vitcli.errors import VitcliError, check_choice
-from vitcli.ui.completion import complete_names
 from vitcli.ui.console import progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
@@ -37,6 +36,7 @@ from vitcli.ui.options import (
     model_option,
     parse_color,
 )
+from vitcli.ui.parameters import complete_names
 
 
 @grouped
