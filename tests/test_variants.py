@@ -14,11 +14,12 @@ from vitcli.build import build_encoder, build_meta, register
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.train.start import copy_weights, make_optimizer
+from vitcli.config.attention import PositionSpec
 from vitcli.config.load import load_config
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.settings import parse_setting
 from vitcli.config.training import TrainConfig
-from vitcli.config.variants import Cost, PositionSpec
+from vitcli.config.variants import Cost
 from vitcli.errors import VitcliError
 from vitcli.nn.attention import Grid, decayed_names, trunc_normal
 from vitcli.nn.positions import NoPosition
