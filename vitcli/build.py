@@ -149,7 +149,7 @@ def register(key: str, word: str, spec: specs.Spec, build: Callable[..., Any]) -
 
     Args:
         key: one of VARIANTS.
-        spec: what the config says of it, as the specs of `config.variants` and `config.attention` do.
+        spec: what the config says of it, as those of `config.variants` and `config.attention` do.
         build: takes what the key's own table in this file takes, and returns the module.
 
     Raises:
