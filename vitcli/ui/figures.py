@@ -20,6 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output
 from vitcli.results import FailedImage, Result
 from vitcli.ui.console import note, show, warn
+from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:  # a help or a usage error imports neither
     import numpy as np
@@ -218,19 +219,16 @@ class Plot:
         VitcliError: a width that is none.
     """
 
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw a figure (.png, .svg, .pdf)."),
-    ] = None
-    dpi: Annotated[
-        int, typer.Option("--dpi", min=20, max=2400, metavar="N", help="Pixels per inch of a .png.")
-    ] = DPI
+    plot: Annotated[Path | None, option("--plot", "FILE", "Draw a figure (.png, .svg, .pdf).")] = (
+        None
+    )
+    dpi: Annotated[int, option("--dpi", "N", "Pixels per inch of a .png.", min=20, max=2400)] = DPI
     width: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--width",
-            metavar="column|page|INCHES",
-            help=f"Width of a figure: {COLUMN}, {PAGE} or so many inches.",
+            "column|page|INCHES",
+            f"Width of a figure: {COLUMN}, {PAGE} or so many inches.",
         ),
     ] = None
 

@@ -31,7 +31,7 @@ from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
 from vitcli.ui.console import FORMATS, answer_text, chosen_form, note, status
 from vitcli.ui.parameters import Without as Without  # commands import these two from here
-from vitcli.ui.parameters import complete
+from vitcli.ui.parameters import complete, option
 from vitcli.ui.parameters import grouped as grouped
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ class Output:
     """How an answer is printed."""
 
     json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead of tables (--format json).")
+        bool, option("--json", help="Print JSON instead of tables (--format json).")
     ] = False
     format: Annotated[
         str,
-        typer.Option(
+        option(
             "--format",
-            metavar="|".join(FORMATS),
-            help="JSON and CSV are unrounded; LaTeX needs booktabs.",
+            "|".join(FORMATS),
+            "JSON and CSV are unrounded; LaTeX needs booktabs.",
             autocompletion=complete(FORMATS),
         ),
     ] = "table"
@@ -64,14 +64,16 @@ class Output:
         return chosen_form("--format", self.format, self.json)
 
 
-EveryOption = Annotated[
-    int, typer.Option("--every", min=1, metavar="N", help="Show every N-th block in the table.")
+ImagesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
 ]
+EveryOption = Annotated[int, option("--every", "N", "Show every N-th block in the table.", min=1)]
 BackgroundOption = Annotated[
-    str, typer.Option("--background", metavar="COLOR", help="Color behind transparent pixels.")
+    str, option("--background", "COLOR", "Color behind transparent pixels.")
 ]
 PrintConfigOption = Annotated[
-    bool, typer.Option("--print-config", help="Print the resolved config as YAML and stop.")
+    bool, option("--print-config", help="Print the resolved config as YAML and stop.")
 ]
 
 
@@ -92,43 +94,38 @@ def choices(kind: Any, between: str = "|") -> str:
     return between.join(get_args(kind))
 
 
-def model_option(*names: str, **how: Any) -> Any:
-    """A typer option in the help's panel about the model."""
-    return typer.Option(*names, rich_help_panel="Model", **how)
+def model_option(name: str, metavar: str | None = None, help: str | None = None, **how: Any) -> Any:
+    """An option in the help's panel about the model."""
+    return option(name, metavar, help, rich_help_panel="Model", **how)
 
 
 AdapterOption = Annotated[
     str | None,
     model_option(
-        "--adapter",
-        metavar="FILE",
-        help="LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter.",
+        "--adapter", "FILE", "LoRA adapters to add: a run's adapter.safetensors, or a PEFT adapter."
     ),
 ]
 WhichOption = Annotated[
     str | None,
     model_option(
         "--which",
-        metavar="ema|raw",
-        help="The averaged or the raw weights of a file that has both (default: ema).",
+        "ema|raw",
+        "The averaged or the raw weights of a file that has both (default: ema).",
     ),
 ]
 PrefixOption = Annotated[
     str | None,
     model_option(
-        "--prefix",
-        metavar="P",
-        help="What precedes the vision tower's tensor names, e.g. model.vision_tower.",
+        "--prefix", "P", "What precedes the vision tower's tensor names, e.g. model.vision_tower."
     ),
 ]
 EACH = "Once for all checkpoints, or once for each in order."
 WhichesOption = Annotated[
     list[str] | None,
-    model_option("--which", metavar="ema|raw", help=f"Averaged (default) or raw weights. {EACH}"),
+    model_option("--which", "ema|raw", f"Averaged (default) or raw weights. {EACH}"),
 ]
 PrefixesOption = Annotated[
-    list[str] | None,
-    model_option("--prefix", metavar="P", help=f"Prefix of the vision tower's tensors. {EACH}"),
+    list[str] | None, model_option("--prefix", "P", f"Prefix of the vision tower's tensors. {EACH}")
 ]
 
 
@@ -138,47 +135,42 @@ class SharedModelOptions:
 
     set: Annotated[
         list[str] | None,
-        model_option(
-            "--set", metavar="KEY=VALUE", help="Set a config key, e.g. encoder.depth=6. Repeatable."
-        ),
+        model_option("--set", "KEY=VALUE", "Set a config key, e.g. encoder.depth=6. Repeatable."),
     ] = None
     norm: Annotated[
-        str | None, model_option("--norm", metavar=choices(NormPlacement), help="Norm placement.")
+        str | None, model_option("--norm", choices(NormPlacement), "Norm placement.")
     ] = None
     position: Annotated[
-        str | None,
-        model_option("--position", metavar="KIND", help=f"{choices(PositionKind, ', ')}."),
+        str | None, model_option("--position", "KIND", f"{choices(PositionKind, ', ')}.")
     ] = None
-    pool: Annotated[
-        str | None, model_option("--pool", metavar="KIND", help=f"{choices(PoolingKind)}.")
-    ] = None
+    pool: Annotated[str | None, model_option("--pool", "KIND", f"{choices(PoolingKind)}.")] = None
     image_size: Annotated[
-        str | None, model_option("--image-size", metavar="N|HxW", help="Input size in pixels.")
+        str | None, model_option("--image-size", "N|HxW", "Input size in pixels.")
     ] = None
     pos_resize: Annotated[
         str | None,
         model_option(
             "--pos-resize",
-            metavar="RULE",
-            help="How to interpolate trained position embeddings (encoder.position_table.resize).",
+            "RULE",
+            "How to interpolate trained position embeddings (encoder.position_table.resize).",
         ),
     ] = None
     fit: Annotated[
         str | None,
         model_option(
             "--fit",
-            metavar=choices(FitKind),
-            help="Images of another aspect ratio than the input: the largest centered part, all of "
+            choices(FitKind),
+            "Images of another aspect ratio than the input: the largest centered part, all of "
             "it with a margin, or all of it at another ratio (preprocess.fit).",
             show_default="as the model's own processor",
         ),
     ] = None
     seed: Annotated[int, model_option("--seed", help="Seed of random weights.")] = 0
-    device: Annotated[
-        str, model_option("--device", metavar="auto|cpu|cuda|mps", help="Device to run on.")
-    ] = "auto"
+    device: Annotated[str, model_option("--device", "auto|cpu|cuda|mps", "Device to run on.")] = (
+        "auto"
+    )
     dtype: Annotated[
-        str, model_option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64.")
+        str, model_option("--dtype", "TYPE", "float32, bfloat16, float16 or float64.")
     ] = "float32"
 
     def shared_settings(self) -> tuple[Setting, ...]:
@@ -216,24 +208,18 @@ class SourceOptions:
 
     preset: Annotated[
         str | None,
-        model_option(
-            "--preset", metavar="NAME", help="A preset (`vitcli presets`), or timm:ARCHITECTURE."
-        ),
+        model_option("--preset", "NAME", "A preset (`vitcli presets`), or timm:ARCHITECTURE."),
     ] = None
-    config: Annotated[
-        Path | None, model_option("--config", metavar="FILE", help="A YAML config.")
-    ] = None
+    config: Annotated[Path | None, model_option("--config", "FILE", "A YAML config.")] = None
     weights: Annotated[
         str | None,
-        model_option(
-            "--weights", metavar="SOURCE", help="Checkpoint file, directory or hub owner/name."
-        ),
+        model_option("--weights", "SOURCE", "Checkpoint file, directory or hub owner/name."),
     ] = None
     adapter: AdapterOption = None
     which: WhichOption = None
     prefix: PrefixOption = None
     registers: Annotated[
-        int | None, model_option("--registers", metavar="N", help="Number of register tokens.")
+        int | None, model_option("--registers", "N", "Number of register tokens.")
     ] = None
 
 
@@ -256,18 +242,18 @@ class ModelOptions(SharedModelOptions, SourceOptions):
 
 ProjectionOption = Annotated[
     str,
-    typer.Option(
+    option(
         "--projection",
-        metavar="pca|umap",
-        help="How vectors are shown in two dimensions: principal components, or UMAP (extra umap).",
+        "pca|umap",
+        "How vectors are shown in two dimensions: principal components, or UMAP (extra umap).",
     ),
 ]
 EngineOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--engine",
-        metavar="|".join([*ENGINES, AUTO]),
-        help="How to run the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
+        "|".join([*ENGINES, AUTO]),
+        "How to run the encoder: plain torch, torch's oneDNN kernels, torch.compile, ONNX "
         "Runtime (extra onnx), OpenVINO (extra openvino), the checkpoint's own library (extra "
         "reference); auto measures and remembers.",
         show_default="onednn if available, else eager",
@@ -275,10 +261,10 @@ EngineOption = Annotated[
 ]
 LibraryOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--engine",
-        metavar="reference",
-        help="Run the checkpoint by its own library (extra reference). timm:, transformers: or "
+        "reference",
+        "Run the checkpoint by its own library (extra reference). timm:, transformers: or "
         "open_clip: before its name does so too.",
     ),
 ]
@@ -297,20 +283,17 @@ class SourcesOptions:
 
     preset: Annotated[
         list[str] | None,
-        model_option(
-            "--preset", metavar="NAME", help="A preset, or timm:ARCHITECTURE. Repeatable."
-        ),
+        model_option("--preset", "NAME", "A preset, or timm:ARCHITECTURE. Repeatable."),
     ] = None
     config: Annotated[
-        list[Path] | None,
-        model_option("--config", metavar="FILE", help="A YAML config. Repeatable."),
+        list[Path] | None, model_option("--config", "FILE", "A YAML config. Repeatable.")
     ] = None
     weights: Annotated[
         list[str] | None,
         model_option(
             "--weights",
-            metavar="[PRESET=]SOURCE",
-            help="Checkpoint file, directory or hub owner/name; a bare state dict may need its "
+            "[PRESET=]SOURCE",
+            "Checkpoint file, directory or hub owner/name; a bare state dict may need its "
             "preset before it. Repeatable.",
         ),
     ] = None
@@ -319,9 +302,7 @@ class SourcesOptions:
     prefix: PrefixesOption = None
     registers: Annotated[
         str | None,
-        model_option(
-            "--registers", metavar="N[,M...]", help="Each encoder with each number of registers."
-        ),
+        model_option("--registers", "N[,M...]", "Each encoder with each number of registers."),
     ] = None
 
 

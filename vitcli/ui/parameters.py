@@ -30,6 +30,11 @@ from vitcli.config.schema import (
 from vitcli.engines import AUTO, ENGINES
 
 
+def option(name: str, metavar: str | None = None, help: str | None = None, **how: Any) -> Any:
+    """A typer option as its line of the help: `--name METAVAR  help`."""
+    return typer.Option(name, metavar=metavar, help=help, **how)
+
+
 def complete(words: Iterable[str]) -> Callable[[str], Iterator[str]]:
     """What a shell completes an option's value with, or the last of several with commas."""
     known = tuple(words)

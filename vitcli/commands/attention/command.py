@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from vitcli.commands.attention.result import OutlierCut
 from vitcli.errors import VitcliError, check_choice
 from vitcli.ui.console import note, plural, progress, status
@@ -17,12 +15,14 @@ from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
     EveryOption,
+    ImagesArgument,
     LibraryOption,
     Output,
     Without,
     grouped,
     parse_color,
 )
+from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:
     from vitcli.model import Model
@@ -30,74 +30,63 @@ if TYPE_CHECKING:
 
 @grouped
 def attn_entropy(
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
-    ] = None,
+    images: ImagesArgument = None,
     *,
     models: Annotated[EncodersOptions, Without(("adapter",))],
     seeds: Annotated[
         int,
-        typer.Option(
+        option(
             "--seeds",
-            min=1,
-            metavar="N",
-            help="Repeat with the random weights of N seeds, from --seed on, and compare the "
+            "N",
+            "Repeat with the random weights of N seeds, from --seed on, and compare the "
             "encoders seed by seed. --overlay draws the first.",
+            min=1,
         ),
     ] = 1,
     query: Annotated[
         str,
-        typer.Option(
+        option(
             "--query",
-            metavar="all|cls|patch|ROW,COL",
-            help="Queries whose attention to report and --overlay to draw. For --overlay, all "
+            "all|cls|patch|ROW,COL",
+            "Queries whose attention to report and --overlay to draw. For --overlay, all "
             "means "
             "CLS, or without CLS the mean over patches. Rows and columns count from 0.",
         ),
     ] = "all",
     layers: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--layers",
-            metavar="LIST",
-            help="Blocks to report, e.g. 3,7,11, counted from 1; -1 is the last (default: all).",
+            "LIST",
+            "Blocks to report, e.g. 3,7,11, counted from 1; -1 is the last (default: all).",
         ),
     ] = None,
     every: EveryOption = 1,
     outlier_cut: Annotated[
         str,
-        typer.Option(
+        option(
             "--outlier-cut",
-            metavar="Kx|NORM",
-            help="Norm above which a patch token is an outlier; 3x is 3 times the layer's "
-            "median norm.",
+            "Kx|NORM",
+            "Norm above which a patch token is an outlier; 3x is 3 times the layer's median norm.",
         ),
     ] = "3x",
     overlay: Annotated[
-        Path | None,
-        typer.Option(
-            "--overlay", metavar="FILE", help="Draw the attention of --query on the images."
-        ),
+        Path | None, option("--overlay", "FILE", "Draw the attention of --query on the images.")
     ] = None,
     fuse: Annotated[
-        str | None,
-        typer.Option(
-            "--fuse", metavar="mean|max|min", help="How --overlay fuses heads (default: mean)."
-        ),
+        str | None, option("--fuse", "mean|max|min", "How --overlay fuses heads (default: mean).")
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--scale",
-            metavar="shared|panel",
-            help="Color scale of --overlay: one for all panels, or one per panel (default: "
-            "shared).",
+            "shared|panel",
+            "Color scale of --overlay: one for all panels, or one per panel (default: shared).",
         ),
     ] = None,
     rollout: Annotated[
         bool,
-        typer.Option(
+        option(
             "--rollout",
             help="Add attention rollout up to each block to --overlay (Abnar and Zuidema 2020). "
             "With --fuse max or min, fused rows are normalized before the identity is added.",

@@ -24,6 +24,7 @@ from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
     BackgroundOption,
     EveryOption,
+    ImagesArgument,
     Output,
     PrefixesOption,
     PrefixOption,
@@ -36,7 +37,9 @@ from vitcli.ui.options import (
     model_option,
     parse_color,
 )
-from vitcli.ui.parameters import complete_names
+from vitcli.ui.parameters import complete_names, option
+
+SET_ONE = "Set a config key of {} only; encoder.image_size is its input size. Repeatable."
 
 
 @grouped
@@ -57,45 +60,27 @@ def compare(
             autocompletion=complete_names(preset_names),
         ),
     ],
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
-    ] = None,
+    images: ImagesArgument = None,
     *,
     which: WhichesOption = None,
     prefix: PrefixesOption = None,
     model: SharedModelOptions,
-    set_a: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set-a",
-            metavar="KEY=VALUE",
-            help="Set a config key of A only; encoder.image_size is its input size. Repeatable.",
-        ),
-    ] = None,
-    set_b: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set-b",
-            metavar="KEY=VALUE",
-            help="Set a config key of B only; encoder.image_size is its input size. Repeatable.",
-        ),
-    ] = None,
+    set_a: Annotated[list[str] | None, option("--set-a", "KEY=VALUE", SET_ONE.format("A"))] = None,
+    set_b: Annotated[list[str] | None, option("--set-b", "KEY=VALUE", SET_ONE.format("B"))] = None,
     examples: Annotated[
         str,
-        typer.Option(
+        option(
             "--examples",
-            metavar="auto|images|patches",
-            help="Examples of CKA (default: auto, which is images from 16 images on, else "
-            "patches).",
+            "auto|images|patches",
+            "Examples of CKA (default: auto, which is images from 16 images on, else patches).",
         ),
     ] = "auto",
     tolerance: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--tolerance",
-            metavar="REL",
-            help="Relative difference up to which layers are equal (default: 1e-6 in float32, "
+            "REL",
+            "Relative difference up to which layers are equal (default: 1e-6 in float32, "
             "1e-12 in float64).",
         ),
     ] = None,
@@ -178,14 +163,10 @@ def verify(
             help="Checkpoint directory or hub owner/name; with LIBRARY: before it, that library.",
         ),
     ],
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
-    ] = None,
+    images: ImagesArgument = None,
     *,
     preset: Annotated[
-        str | None,
-        model_option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
+        str | None, model_option("--preset", "NAME", "Preset for settings that the source lacks.")
     ] = None,
     which: WhichOption = None,
     prefix: PrefixOption = None,

@@ -16,6 +16,7 @@ from vitcli.engines import OPSET, OPSETS
 from vitcli.files import check_output, data_size
 from vitcli.ui.console import note, show, status, table
 from vitcli.ui.options import ModelOptions, Output, PrefixOption, WhichOption, grouped, load_all
+from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:
     from vitcli.commands.export.analysis import ConvertResult, ExportResult
@@ -28,12 +29,12 @@ def export(
     model: ModelOptions,
     opset: Annotated[
         int,
-        typer.Option(
+        option(
             "--opset",
+            "N",
+            f"ONNX operator set, {OPSETS[0]} to {OPSETS[-1]}.",
             min=OPSETS[0],
             max=OPSETS[-1],
-            metavar="N",
-            help=f"ONNX operator set, {OPSETS[0]} to {OPSETS[-1]}.",
         ),
     ] = OPSET,
     output: Output,
@@ -65,15 +66,13 @@ def convert(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write.")],
     preset: Annotated[
-        str | None,
-        typer.Option("--preset", metavar="NAME", help="Preset for settings that the source lacks."),
+        str | None, option("--preset", "NAME", "Preset for settings that the source lacks.")
     ] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a config key. Repeatable."),
+        list[str] | None, option("--set", "KEY=VALUE", "Set a config key. Repeatable.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", metavar="TYPE", help="float32, bfloat16, float16 or float64.")
+        str, option("--dtype", "TYPE", "float32, bfloat16, float16 or float64.")
     ] = "float32",
     which: WhichOption = None,
     prefix: PrefixOption = None,

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from vitcli.config.load import REFERENCE
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
@@ -15,15 +13,16 @@ from vitcli.files import check_output
 from vitcli.ui.console import note, progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped, load_all
+from vitcli.ui.parameters import option
 
 BATCHES = (1, 8, 64)
 
 EngineOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--engine",
-        metavar="|".join(ENGINES),
-        help="Engine that runs the encoder. Repeat to compare engines.",
+        "|".join(ENGINES),
+        "Engine that runs the encoder. Repeat to compare engines.",
         show_default="onednn if available, else eager",
     ),
 ]
@@ -35,77 +34,64 @@ def profile(
     model: Annotated[ModelOptions, Without(("dtype",))],
     dtype: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--dtype",
-            metavar="TYPE",
-            help="float32, bfloat16, float16 or float64. Repeat to compare dtypes in speed and in "
+            "TYPE",
+            "float32, bfloat16, float16 or float64. Repeat to compare dtypes in speed and in "
             "difference to float32.",
             show_default="float32",
         ),
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--image",
-            metavar="FILE",
-            help="Image on which to compare dtypes. Repeatable.",
+            "FILE",
+            "Image on which to compare dtypes. Repeatable.",
             show_default="a built-in image",
         ),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory",
-            min=0.001,
-            metavar="GIB",
-            help="Find the largest batch that fits in this memory.",
-        ),
+        option("--memory", "GIB", "Find the largest batch that fits in this memory.", min=0.001),
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--batch",
+            "N",
+            "Images per step. Repeatable.",
             min=1,
-            metavar="N",
-            help="Images per step. Repeatable.",
             show_default=", ".join(map(str, BATCHES)),
         ),
     ] = None,
     engine: EngineOption = None,
     attention: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--attention",
-            metavar="fused|explicit",
-            help="Attention implementation of every block (default: the config's).",
+            "fused|explicit",
+            "Attention implementation of every block (default: the config's).",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads.")
-    ] = None,
+    threads: Annotated[int | None, option("--threads", "N", "CPU threads.", min=1)] = None,
     runs: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--runs",
+            "N",
+            "Timed steps per batch size.",
             min=1,
-            metavar="N",
-            help="Timed steps per batch size.",
             show_default="5 to 30, in about 15 s",
         ),
     ] = None,
     backward: Annotated[
-        bool, typer.Option("--backward", help="Time a training step: forward and backward pass.")
+        bool, option("--backward", help="Time a training step: forward and backward pass.")
     ] = False,
-    ops: Annotated[
-        int, typer.Option("--ops", min=0, metavar="N", help="Operators to list per batch size.")
-    ] = 12,
+    ops: Annotated[int, option("--ops", "N", "Operators to list per batch size.", min=0)] = 12,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace",
-            metavar="FILE.json.gz",
-            help="Write a Chrome trace of one step, for Perfetto.",
-        ),
+        option("--trace", "FILE.json.gz", "Write a Chrome trace of one step, for Perfetto."),
     ] = None,
     output: Output,
     plot: Plot,
