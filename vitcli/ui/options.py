@@ -166,9 +166,10 @@ class SharedModelOptions:
         ),
     ] = None
     seed: Annotated[int, model_option("--seed", help="Seed of random weights.")] = 0
-    device: Annotated[str, model_option("--device", "auto|cpu|cuda|mps", "Device to run on.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str,
+        model_option("--device", "auto|cpu|cuda|mps", "Device to run on."),
+    ] = "auto"
     dtype: Annotated[
         str, model_option("--dtype", "TYPE", "float32, bfloat16, float16 or float64.")
     ] = "float32"

@@ -48,8 +48,7 @@ def attn_entropy(
         option(
             "--query",
             "all|cls|patch|ROW,COL",
-            "Queries whose attention to report and --overlay to draw. For --overlay, all "
-            "means "
+            "Queries whose attention to report and --overlay to draw. For --overlay, all means "
             "CLS, or without CLS the mean over patches. Rows and columns count from 0.",
         ),
     ] = "all",

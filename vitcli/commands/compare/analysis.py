@@ -91,13 +91,12 @@ def compare(
     # A layer with a hole is neither equal nor within any tolerance.
     unequal = next((row.layer for row in rows if row.max_abs != 0), None)
     parted = next((row.layer for row in rows if not row.relative <= tolerance), None)
-    code = (
-        "not finite"
-        if together.holes
-        else "incomparable"
-        if not together.same_shapes
-        else ("identical" if not unequal else ("different" if parted else "rounding"))
-    )
+    if together.holes:
+        code = "not finite"
+    elif not together.same_shapes:
+        code = "incomparable"
+    else:
+        code = "different" if parted else "rounding" if unequal else "identical"
     cka = together.cka()
     best = None if together.holes else together.best_pair()
     words = in_words(code, rows, best, done, tolerance, together.holes)
