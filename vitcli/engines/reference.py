@@ -15,13 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitcli.config.load import split_library
-from vitcli.engines.backbone import (
-    Backbone,
-    first_tensor,
-    input_errors,
-    library_errors,
-    source_config,
-)
+from vitcli.engines.backbone import Backbone, input_errors, library_errors, source_config
 from vitcli.engines.timm_networks import fresh_network, open_open_clip, open_timm, timm_backbone
 from vitcli.engines.transformers_towers import transformers_backbone
 from vitcli.errors import VitcliError
@@ -266,7 +260,9 @@ class LibraryEncoder(VisionEncoder):
         """Give a layer's tokens to whoever watches its point."""
         if self.parts and not self.points[layer]._forward_hooks:
             return
-        tokens, grid = self._tokens(self.backbone.arrange(first_tensor(value), self._pixels))
+        while isinstance(value, tuple | list):
+            value = value[0]
+        tokens, grid = self._tokens(self.backbone.arrange(value, self._pixels))
         if not self.parts:  # the first image of all
             self._sizes.add(tuple(tokens.shape[1:]))
             return

@@ -219,9 +219,10 @@ class Plot:
         VitcliError: a width that is none.
     """
 
-    plot: Annotated[Path | None, option("--plot", "FILE", "Draw a figure (.png, .svg, .pdf).")] = (
-        None
-    )
+    plot: Annotated[
+        Path | None,
+        option("--plot", "FILE", "Draw a figure (.png, .svg, .pdf)."),
+    ] = None
     dpi: Annotated[int, option("--dpi", "N", "Pixels per inch of a .png.", min=20, max=2400)] = DPI
     width: Annotated[
         str | None,
