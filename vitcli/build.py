@@ -243,11 +243,7 @@ def allocate(encoder: VisionEncoder) -> VisionEncoder:
 
 
 def _check_room(parameters: int) -> None:
-    """Refuse an encoder that this machine cannot hold, before a page of it is touched.
-
-    Raises:
-        VitcliError: with both sizes.
-    """
+    """Refuse an encoder that this machine cannot hold, before a page of it is touched."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # a system that does not say

@@ -59,11 +59,7 @@ def preset_names() -> list[str]:
 
 
 def preset_layers(name: str, source: str = "") -> list[Document]:
-    """The preset's YAML, after those it is based on; `source` is the file and line that names it.
-
-    Raises:
-        VitcliError: there is no such preset.
-    """
+    """The preset's YAML, after those it is based on; `source` is the file and line that names it."""
     if name not in preset_names():
         named = f"{source}: " if source else ""
         if split_library(name)[0]:
@@ -84,9 +80,6 @@ def read_saved_config(path: str | Path) -> Document:
 
     The first release wrote every key, `encoder.head_dim` among them, and counted blocks and heads
     from 0; what it wrote is brought to today's names and counts.
-
-    Raises:
-        VitcliError: as `read_yaml`.
     """
     document = read_yaml(path)
     encoder, data = document.data.get("encoder"), document.data.get("data")
@@ -160,11 +153,7 @@ def load_config(
 
 
 def for_input_size(config: Config, size: tuple[int, int]) -> Config:
-    """The config whose preprocessing gives images of this (height, width) in pixels.
-
-    Raises:
-        VitcliError: a patch does not fit into it, or the cells that the head joins do not.
-    """
+    """The config whose preprocessing gives images of this (height, width) in pixels."""
     check_grid(config.encoder, size)
     return config.model_copy(update={"preprocess": resized_to(config.preprocess, size)})
 
@@ -382,11 +371,7 @@ class ModelRequest:
 def read_tensors(
     which: Sequence[str] | None, prefix: Sequence[str] | None, checkpoints: int
 ) -> list[dict[str, Any]]:
-    """The fields of a request that say which tensors are read, for each of several checkpoints.
-
-    Raises:
-        VitcliError: neither one value nor one for each, or no checkpoint.
-    """
+    """The fields of a request that say which tensors are read, for each of several checkpoints."""
     given = {name: v for name, v in (("which", which), ("prefix", prefix)) if v}
     for name, values in given.items():
         if len(values) not in (1, checkpoints) or not checkpoints:

@@ -30,11 +30,7 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """`encoder.depth=6` as a Setting; the value is YAML.
-
-    Raises:
-        VitcliError: no `=`, or a value that is not YAML.
-    """
+    """`encoder.depth=6` as a Setting; the value is YAML."""
     key, equals, value = text.partition("=")
     source = f"--set {text if len(text) <= 80 else text[:79] + '…'}"
     if not equals or not key.strip():
@@ -178,11 +174,7 @@ def nearest(word: str, known: Sequence[str], otherwise: str = "") -> str:
 
 
 def parse_counts(text: str | None) -> list[int]:
-    """`0,4` as numbers, each once.
-
-    Raises:
-        VitcliError: not whole numbers.
-    """
+    """`0,4` as numbers, each once."""
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() for part in parts):
         raise VitcliError(f"--registers {text}: expected whole numbers", "--registers 0,4")

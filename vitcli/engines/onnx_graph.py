@@ -29,11 +29,7 @@ Session = Callable[[Tensor], list[Tensor]]
 def prepare_onnx(
     encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
 ) -> Engine:
-    """Exported to a file that lives as long as it is read, and loaded.
-
-    Raises:
-        VitcliError: the extra `onnx` is missing, or an encoder that cannot be exported.
-    """
+    """Exported to a file that lives as long as it is read, and loaded."""
     (runtime,) = require("onnxruntime")
     note = "ONNX Runtime, exported graph"
     return _prepare("onnx", runtime, open_session, encoder, images, layers, note)
@@ -45,9 +41,6 @@ def prepare_int8(
     """The same with linear maps in 8-bit integers.
 
     Weights have a scale per output channel, activations one per call.
-
-    Raises:
-        VitcliError: as `prepare_onnx`.
     """
     (runtime,) = require("onnxruntime")
     note = "linear maps in 8-bit integers"
@@ -57,12 +50,7 @@ def prepare_int8(
 def prepare_openvino(
     encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
 ) -> Engine:
-    """The same graph in OpenVINO, which computes in the dtype of `images`.
-
-    Raises:
-        VitcliError: the extra `openvino` is missing, a processor without bfloat16 units, or an
-            encoder that cannot be exported.
-    """
+    """The same graph in OpenVINO, which computes in the dtype of `images`."""
     (openvino,) = require("openvino", extra="openvino")
     if limits := onednn_limits():  # its own copy of oneDNN then mixes instructions, and crashes
         name = next(iter(limits))
@@ -120,11 +108,7 @@ def _prepare(
 
 
 def open_session(path: Path, names: Sequence[str], images: Tensor) -> Session:
-    """Images to the named outputs on the same device, with as many threads as torch uses.
-
-    Raises:
-        VitcliError: the device has no execution provider here.
-    """
+    """Images to the named outputs on the same device, with as many threads as torch uses."""
     (runtime,) = require("onnxruntime")
     device = images.device.type
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(device)

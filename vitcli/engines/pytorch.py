@@ -37,11 +37,7 @@ def prepare_eager(
 def prepare_onednn(
     encoder: VisionEncoder, images: Tensor, layers: bool, batches: Collection[int]
 ) -> Engine:
-    """The encoder itself, with oneDNN's kernels while it runs.
-
-    Raises:
-        VitcliError: torch has no oneDNN kernels for it here.
-    """
+    """The encoder itself, with oneDNN's kernels while it runs."""
     if not onednn_runs(images.device, images.dtype):
         raise VitcliError(
             "--engine onednn: torch has no oneDNN kernels for linear maps in this dtype here",
@@ -75,9 +71,6 @@ def prepare_compile(
     torch keeps compiled graphs on disk for the next process, here by the vector instructions that
     they use. oneDNN's linear maps are compiled with their weights as constants; other weights are
     not frozen, since torch cannot keep a graph with packed ones.
-
-    Raises:
-        VitcliError: this machine or this encoder cannot be compiled.
     """
     from torch._inductor import config as inductor  # slow to import
 

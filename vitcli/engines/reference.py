@@ -375,11 +375,7 @@ def fresh_reference(
 
 
 def library_of(source: str) -> str:
-    """transformers, timm or open_clip, by the config of a directory or hub id.
-
-    Raises:
-        VitcliError: no config that one of them writes.
-    """
+    """transformers, timm or open_clip, by the config of a directory or hub id."""
     if source_config(source, "open_clip_config.json"):
         return "open_clip"
     config = source_config(source, "config.json")

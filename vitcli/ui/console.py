@@ -439,11 +439,7 @@ def _latex_text(text: str) -> str:
 
 
 def chosen_form(option: str, form: str, json: bool) -> str:
-    """One of FORMATS.
-
-    Raises:
-        VitcliError: an unknown one, or `--json` beside another.
-    """
+    """One of FORMATS."""
     if form not in FORMATS:
         vectors = form in ("parquet", "npy", "safetensors")
         raise VitcliError(

@@ -144,11 +144,7 @@ def _pairs(
 
 
 def _minibatches(pairs: Iterator[Pair], size: int, least: int) -> Iterator[list[Pair]]:
-    """Runs of equal shapes in parts of `size`, where a rest below `least` joins the part before.
-
-    Raises:
-        VitcliError: a whole run is shorter than `least`.
-    """
+    """Runs of equal shapes in parts of `size`, where a rest below `least` joins the part before."""
     batch: list[Pair] = []
     for pair in pairs:
         if batch and _shapes(pair) != _shapes(batch[0]):

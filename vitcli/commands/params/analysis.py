@@ -212,11 +212,7 @@ def model_costs(
 def library_costs(
     model: Model, image_size: tuple[int, int] | None = None, dtype: str = "float32"
 ) -> ModelCosts:
-    """The same of an encoder of another library, counted from its module.
-
-    Raises:
-        VitcliError: a size that its library does not run.
-    """
+    """The same of an encoder of another library, counted from its module."""
     import torch
 
     from vitcli.engines.backbone import input_errors, module_costs

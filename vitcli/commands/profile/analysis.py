@@ -140,11 +140,7 @@ def profile(
 
 
 def settings_of_library(model: Model, settings: ProfileSettings) -> ProfileSettings:
-    """The settings for an encoder that its own library runs, and nothing else here.
-
-    Raises:
-        VitcliError: other engines, or what the library does not follow.
-    """
+    """The settings for an encoder that its own library runs, and nothing else here."""
     for name in settings.engines:
         if name != REFERENCE:
             raise VitcliError(
@@ -156,11 +152,7 @@ def settings_of_library(model: Model, settings: ProfileSettings) -> ProfileSetti
 
 
 def library_engine(model: Model) -> Engine:
-    """The library that wrote a checkpoint, timed alone or beside vitcli's engines.
-
-    Raises:
-        VitcliError: fresh weights, which no library wrote.
-    """
+    """The library that wrote a checkpoint, timed alone or beside vitcli's engines."""
     source = model.request.weights if model.request else None
     if source is None and not model.by_library:
         raise VitcliError(
@@ -310,11 +302,7 @@ def fit_words(fit: Fit) -> str:
 
 
 def attend(encoder: VisionEncoder, kind: str | None) -> None:
-    """Set the attention implementation of every block, dropout kept; None changes nothing.
-
-    Raises:
-        VitcliError: attention over channels, which has one implementation.
-    """
+    """Set the attention implementation of every block, dropout kept; None changes nothing."""
     if kind is None:
         return
     for attention in attentions(encoder):

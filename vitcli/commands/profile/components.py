@@ -252,11 +252,7 @@ def operator_table(
 
 
 def write_trace(recording: Any, path: Path) -> None:
-    """The recording as a gzipped Chrome trace, which Perfetto and chrome://tracing open.
-
-    Raises:
-        VitcliError: the file cannot be written.
-    """
+    """The recording as a gzipped Chrome trace, which Perfetto and chrome://tracing open."""
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "trace.json"
         recording.export_chrome_trace(str(plain))

@@ -57,11 +57,7 @@ def training_step(encoder: VisionEncoder, images: Tensor) -> None:
 
 
 def spread(values: Sequence[float]) -> WallTime:
-    """Median, 10th and 90th percentile (linear between neighbors).
-
-    Raises:
-        VitcliError: a value that is not positive and finite (exit code 1).
-    """
+    """Median, 10th and 90th percentile (linear between neighbors)."""
     if not values or any(not (math.isfinite(value) and value > 0) for value in values):
         raise VitcliError(
             "profile: a measured time is not positive and finite",
