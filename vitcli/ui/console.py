@@ -121,22 +121,20 @@ def set_verbosity(level: int) -> None:
     _verbosity = level
 
 
-def note(text: str) -> None:
-    """One line on stderr."""
-    if _verbosity >= 0:
-        stream(stderr=True).print(f"[dim]note:[/] {escape(text)}")
+def note(text: str, label: str = "[dim]note:[/]", least: int = 0) -> None:
+    """One line on stderr, at this verbosity and above."""
+    if _verbosity >= least:
+        stream(stderr=True).print(f"{label} {escape(text)}")
 
 
 def warn(text: str) -> None:
     """One line on stderr that should not be overlooked."""
-    if _verbosity >= 0:
-        stream(stderr=True).print(f"[yellow]warning:[/] {escape(text)}")
+    note(text, "[yellow]warning:[/]")
 
 
 def detail(text: str) -> None:
     """One line on stderr for who asked for more."""
-    if _verbosity > 0:
-        stream(stderr=True).print(f"[dim]detail:[/] {escape(text)}")
+    note(text, "[dim]detail:[/]", least=1)
 
 
 TIGHT: dict[str, Any] = {"padding": (0, 1, 0, 0), "pad_edge": False, "show_edge": False}
