@@ -59,7 +59,7 @@ def preset_names() -> list[str]:
 
 
 def preset_layers(name: str, source: str = "") -> list[Document]:
-    """The preset's YAML, after those it is based on; `source` is the file and line that names it."""
+    """The preset's YAML after those it is based on; `source` is the file and line that names it."""
     if name not in preset_names():
         named = f"{source}: " if source else ""
         if split_library(name)[0]:

@@ -76,7 +76,7 @@ class TimmNetwork(nn.Module):
         return EncoderOutput(nothing, nothing, None, self.net(images))
 
     def config(self, preprocess: PreprocessConfig, classes: Sequence[str]) -> dict[str, Any]:
-        """What timm's `config.json` says of it beside its weights; the preprocessing is the run's."""
+        """What timm's `config.json` says beside its weights; the preprocessing is the run's."""
         size, resized = preprocess.output_size, preprocess.resize_size
         if size is None or resized is None or preprocess.resize not in ("squash", "shortest"):
             raise VitcliError(
