@@ -108,6 +108,7 @@ def test_layers() -> None:
     assert parse_layers(None, 3) == (1, 2, 3)
     assert parse_layers("-1", 12) == (12,)
     assert parse_layers("11,3,3,-2", 12) == (3, 11)
+    assert parse_layers(-1, 12) == (12,) and parse_layers([11, 3], 12) == (3, 11)
     for wrong in ("0", "13", "-13", "a", ""):
         with pytest.raises(VitcliError):
             parse_layers(wrong, 12)

@@ -137,6 +137,11 @@ def test_other_grids_have_no_common_patches(photos: list[str]) -> None:
         compare(tiny_model(), tiny_model(patch_size=4), photos[:3], examples="images")
 
 
+def test_other_examples_are_refused_from_python_too(photos: list[str]) -> None:
+    with pytest.raises(VitcliError, match=r"image: unknown \(expected auto, images or patches\)"):
+        compare(tiny_model(), tiny_model(), photos, examples="image")
+
+
 def test_an_unreadable_image_is_left_out(photos: list[str], tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")

@@ -335,6 +335,11 @@ def test_the_largest_batch_is_on_the_line_through_the_peaks(tiny):
     assert none.batch == 0
 
 
+def test_one_value_is_not_its_characters(tiny) -> None:
+    result = profile(tiny, batches=2, engines="eager", dtypes="float32", runs=1, ops=0)
+    assert [(run.batch, run.engine, run.dtype) for run in result.runs] == [(2, "eager", "float32")]
+
+
 def test_the_largest_batch_counts_the_weights_that_a_session_holds() -> None:
     """The float32 graph has each weight once more, the 8-bit one a quarter of the linear maps."""
     model = tiny_model(hidden=128, heads=4, mlp_hidden=512)

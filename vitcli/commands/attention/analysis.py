@@ -54,7 +54,7 @@ def attn_entropy(
     images: Pictures = (),
     *,
     query: str = "all",
-    layers: str | None = None,
+    layers: str | int | Sequence[int] | None = None,
     outlier_cut: OutlierCut = OUTLIER_CUT,
     background: Color = (255, 255, 255),
     seeds: int = 1,
@@ -67,7 +67,7 @@ def attn_entropy(
         models: one encoder or several: a model, or what `vitcli.load` takes first.
         images: paths, PIL images or (H, W, 3) arrays; by default a built-in image.
         query: all, cls, patch or "ROW,COL": the queries over which to average.
-        layers: the blocks to report, as "3,7,11" or "-1"; by default all.
+        layers: the blocks to report, as [3, 7, 11], "3,7,11" or -1; by default all.
         seeds: of random weights, from the model's own seed on: means are over all of them.
         watch: called with each batch of the first seed after its statistics.
 

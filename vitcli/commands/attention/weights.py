@@ -134,14 +134,16 @@ class AttentionSamples:
     tokens: int
 
 
-def parse_layers(text: str | None, depth: int) -> tuple[int, ...]:
-    """`-1` or `3,7,11` as blocks counted from 1, in order; None is all of them.
+def parse_layers(layers: str | int | Sequence[int] | None, depth: int) -> tuple[int, ...]:
+    """`-1` or `3,7,11` or numbers as blocks counted from 1, in order; None is all of them.
 
     Raises:
         VitcliError: not numbers, or no such block.
     """
-    if text is None:
+    if layers is None:
         return tuple(range(1, depth + 1))
+    numbers = [layers] if isinstance(layers, int | str) else layers
+    text = ",".join(map(str, numbers))
     try:
         asked = [int(part) for part in text.split(",")]
     except ValueError as error:

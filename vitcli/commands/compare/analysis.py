@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitcli.commands.compare.result import (
+    EXAMPLES,
     BestPair,
     CompareResult,
     ConfigDifference,
@@ -26,7 +27,7 @@ from vitcli.commands.compare.similarity import (
     jackknife_error,
 )
 from vitcli.config.yaml import dotted
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.images.pool import Color, Picture, Pictures, picture_list
 from vitcli.images.preprocess import Box, grid_box
 from vitcli.loading import as_model
@@ -67,8 +68,10 @@ def compare(
         tolerance: relative difference up to which layers are equal; by default that of the dtype.
 
     Raises:
-        VitcliError: too few images, or patch grids that differ where patches are the examples.
+        VitcliError: other `examples`, too few images, or patch grids that differ where patches are
+            the examples.
     """
+    check_choice("--examples", examples, EXAMPLES)
     a, b = as_model(a, by_library=True), as_model(b, by_library=True)
     pictures = picture_list(images)
     if examples == "auto":

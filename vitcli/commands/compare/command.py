@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vitcli.commands.compare.result import EXAMPLES
 from vitcli.config.load import (
     ModelRequest,
     checkpoint_of,
@@ -104,7 +105,7 @@ def compare(
     """
 
     check_figure_file(plot)
-    check_choice("--examples", examples, ("auto", "images", "patches"))
+    check_choice("--examples", examples, EXAMPLES)
     requests = [to_request(a, model, set_a), to_request(b, model, set_b)]
     sources = [i for i, request in enumerate(requests) if request.weights is not None]
     for i, tensors in zip(sources, read_tensors(which, prefix, len(sources)), strict=True):

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from vitcli.results import FailedImage, ModelInfo, Result
 
+EXAMPLES = ("auto", "images", "patches")
+"""What CKA compares across."""
+
 
 @dataclass(frozen=True)
 class ConfigDifference:

@@ -69,15 +69,16 @@ def profile(
         images: images on which dtypes are compared, as in `Model.transform`; by default the
             built-in image.
         choices: fields of `ProfileSettings`, such as batches=[1, 8], engines=["eager", "onnx"],
-            dtypes=["float32", "bfloat16"], runs=5, memory_bytes=4 * 2**30.
+            dtypes=["float32", "bfloat16"], runs=5, memory_bytes=4 * 2**30; one value in place of
+            a list is that value.
 
     Raises:
         VitcliError: settings that are not possible, or an engine that cannot run this encoder.
     """
-    chosen: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in choices.items()
-    }
-    settings = replace(settings or ProfileSettings(), **chosen)
+    for key in choices.keys() & {"batches", "engines", "dtypes"}:
+        value = choices[key]
+        choices[key] = (value,) if isinstance(value, int | str) else tuple(value)
+    settings = replace(settings or ProfileSettings(), **choices)
     settings.check()
     model = as_model(model, by_library=True)
     if model.by_library:
