@@ -14,6 +14,7 @@ from vitcli.config import variants as specs
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.nn import attention, pooling, positions
+from vitcli.nn.attention import initialize
 from vitcli.nn.encoder import (
     ACTIVATIONS,
     BLOCKS,
@@ -266,5 +267,5 @@ def build_encoder(config: EncoderConfig, seed: int = 0) -> VisionEncoder:
     meta = build_meta(config)
     _check_room(sum(p.numel() for p in meta.parameters()))
     encoder = allocate(meta)
-    attention.initialize(encoder, config.init, config.init_std, seed)
+    initialize(encoder, config.init, config.init_std, seed)
     return encoder.eval()
