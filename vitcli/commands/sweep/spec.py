@@ -22,9 +22,8 @@ from vitcli.commands.sweep.space import (
     canonical,
     read_space,
 )
-from vitcli.config.schema import Section
 from vitcli.config.settings import Layers, nearest, validate
-from vitcli.config.yaml import Document, KeyPath, leaves, read_yaml
+from vitcli.config.yaml import Document, KeyPath, Section, leaves, read_yaml
 from vitcli.errors import VitcliError
 
 Value = Any
