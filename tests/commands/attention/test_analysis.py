@@ -18,7 +18,7 @@ from vitcli.commands.attention.weights import (
     FIELDS,
     AttentionSamples,
     observe_attention,
-    parse_layers,
+    parse_blocks,
 )
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
@@ -105,13 +105,13 @@ def test_one_encoder_in_memory_at_a_time(photos: list[str]) -> None:
 
 
 def test_layers() -> None:
-    assert parse_layers(None, 3) == (1, 2, 3)
-    assert parse_layers("-1", 12) == (12,)
-    assert parse_layers("11,3,3,-2", 12) == (3, 11)
-    assert parse_layers(-1, 12) == (12,) and parse_layers([11, 3], 12) == (3, 11)
+    assert parse_blocks(None, 3) == (1, 2, 3)
+    assert parse_blocks("-1", 12) == (12,)
+    assert parse_blocks("11,3,3,-2", 12) == (3, 11)
+    assert parse_blocks(-1, 12) == (12,) and parse_blocks([11, 3], 12) == (3, 11)
     for wrong in ("0", "13", "-13", "a", ""):
         with pytest.raises(VitcliError):
-            parse_layers(wrong, 12)
+            parse_blocks(wrong, 12)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-1x", "nan", "inf", "3y"])

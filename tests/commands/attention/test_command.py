@@ -141,7 +141,7 @@ def test_an_unreadable_image_leaves_the_others_answered(photos: list[str], tmp_p
         (["--fuse", "median", "--overlay", "x.png"], "mean, max or min"),
         (["--layers", "5"], "expected 1 to 4"),
         (["--layers", "0"], "expected 1 to 4"),
-        (["--layers", "last"], "not whole numbers"),
+        (["--layers", "last"], "whole numbers"),
         (["--query", "9,9"], "rows 0 to 3 and columns 0 to 3"),
         (["--query", "dog"], "ROW,COL"),
         (["--outlier-cut", "high"], "3x"),

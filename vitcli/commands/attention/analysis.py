@@ -31,17 +31,17 @@ from vitcli.commands.attention.weights import (
     attention_maps,
     largest_entropies,
     observe_attention,
-    parse_layers,
+    parse_blocks,
     patch_index,
     query_slice,
     token_groups,
 )
 from vitcli.errors import VitcliError
 from vitcli.images.pool import Color, Pictures, picture_list
-from vitcli.images.preprocess import grid_box, margin_color, patch_box
+from vitcli.images.preprocess import margin_color, patch_box
 from vitcli.loading import as_model, load_model
 from vitcli.measures import CONFIDENCE, mean_interval
-from vitcli.model import Model, Prepared, image_batches, stacked
+from vitcli.model import Model, Prepared, covered_box, image_batches, stacked
 from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
@@ -85,7 +85,7 @@ def attn_entropy(
     chosen: list[tuple[int, ...]] = []
     for source in sources:
         model = as_model(source, by_library=True)
-        blocks = parse_layers(layers, model.config.encoder.depth)
+        blocks = parse_blocks(layers, model.config.encoder.depth)
         draws: list[list[AttentionSamples]] = []
         for place in range(seeds):
             drawn = _redrawn(model, place) if place else model
@@ -341,7 +341,7 @@ class OverlayCollector:
     left_out: int = 0
 
     def __call__(self, model: Model, batch: Sequence[Prepared], pixels: Tensor) -> None:
-        layers = parse_layers(self.layers or "-1", model.config.encoder.depth)
+        layers = parse_blocks(self.layers or "-1", model.config.encoder.depth)
         per_sheet = model.config.encoder.heads + 2 + self.rollout
         drawn = sum(len(sheet.panels) + 1 for sheet in self.sheets)
         room = max(0, MOST_PANELS - drawn) // (per_sheet * len(layers))
@@ -369,14 +369,12 @@ class OverlayCollector:
         fused, heads = maps.fused * uniform, maps.heads * uniform[..., None]
         rollout = None if maps.rollout is None else maps.rollout * uniform
         for place, item in enumerate(batch[:room]):
-            picture = item.decoded.image
-            size = picture.height, picture.width
-            box = grid_box(model.preprocessing, size, grid, model.config.encoder.patch_size)
+            box = covered_box(model, item, grid)
             query_box = None
             if "," in maps.query:
                 row, column = divmod(patch_index(maps.query, grid), grid[1])
                 query_box = patch_box(box, row, column, grid)
-            self.pictures.append(picture)
+            self.pictures.append(item.decoded.image)
             for index, layer in enumerate(layers):
                 panels = [MapPanel(f"{self.fusion} of heads", _tuples(fused[index, place]))]
                 if rollout is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from vitcli.config.settings import parse_layers
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.measures import all_finite
@@ -134,7 +135,7 @@ class AttentionSamples:
     tokens: int
 
 
-def parse_layers(layers: str | int | Sequence[int] | None, depth: int) -> tuple[int, ...]:
+def parse_blocks(layers: str | int | Sequence[int] | None, depth: int) -> tuple[int, ...]:
     """`-1` or `3,7,11` or numbers as blocks counted from 1, in order; None is all of them.
 
     Raises:
@@ -142,23 +143,17 @@ def parse_layers(layers: str | int | Sequence[int] | None, depth: int) -> tuple[
     """
     if layers is None:
         return tuple(range(1, depth + 1))
-    numbers = [layers] if isinstance(layers, int | str) else layers
-    text = ",".join(map(str, numbers))
-    try:
-        asked = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise VitcliError(
-            f"--layers {text}: are not whole numbers", "--layers 3,7,11, or --layers -1"
-        ) from error
-    blocks = [block if block > 0 else depth + 1 + block for block in asked]
-    for number, block in zip(asked, blocks, strict=True):
-        if number == 0 or not 1 <= block <= depth:
+    if isinstance(layers, str):
+        layers = parse_layers(layers)
+    asked = [layers] if isinstance(layers, int) else layers
+    for number in asked:
+        if number == 0 or not -depth <= number <= depth:
             raise VitcliError(
-                f"--layers {text}: the encoder does not have this block (got {number}, expected 1 "
-                f"to {depth}, or -1 for the last)",
+                f"--layers {','.join(map(str, asked))}: the encoder does not have this block (got "
+                f"{number}, expected 1 to {depth}, or -1 for the last)",
                 f"--layers {depth}",
             )
-    return tuple(sorted(set(blocks)))
+    return tuple(sorted({number if number > 0 else depth + 1 + number for number in asked}))
 
 
 def query_slice(query: str, groups: Mapping[str, slice], grid: Grid) -> slice:

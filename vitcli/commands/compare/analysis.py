@@ -29,10 +29,9 @@ from vitcli.commands.compare.similarity import (
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError, check_choice
 from vitcli.images.pool import Color, Picture, Pictures, picture_list
-from vitcli.images.preprocess import Box, grid_box
 from vitcli.loading import as_model
 from vitcli.measures import all_finite, student_quantile
-from vitcli.model import Model, Prepared, image_batches, model_info, stacked
+from vitcli.model import Model, Prepared, covered_box, image_batches, model_info, stacked
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
@@ -206,7 +205,11 @@ class _Comparison:
         if self.by_patch:
             if grids[0] != grids[1]:
                 raise self._other_grids(grids[0], grids[1])
-            chosen = [self._pairing.add(*self._boxes(one, grids)) for one in first]
+            grid = grids[0]
+            chosen = [
+                self._pairing.add(covered_box(a, one, grid), covered_box(b, one, grid), grid)
+                for one in first
+            ]
             if sum(len(places) for places, _ in chosen) < MIN_EXAMPLES:
                 raise VitcliError(
                     "compare: the crops of A and B have too few patches in common (expected at "
@@ -224,15 +227,6 @@ class _Comparison:
         groups = [len(places) for places, _ in chosen] if self.by_patch else None
         self._cka.add(grams_a, grams_b, groups)
         self._examples += len(grams_a[0])
-
-    def _boxes(self, image: Prepared, grids: Sequence[Grid]) -> tuple[Box, Box, Grid]:
-        """What A and B see of an image, in its own pixels."""
-        size = image.decoded.image.height, image.decoded.image.width
-        first, second = (
-            grid_box(m.preprocessing, size, grid, m.config.encoder.patch_size)
-            for m, grid in zip(self.models, grids, strict=True)
-        )
-        return first, second, grids[0]
 
     def _other_grids(self, first: Grid, second: Grid) -> VitcliError:
         patch = self.models[1].config.encoder.patch_size
