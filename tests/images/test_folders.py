@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from vitcli.errors import VitcliError
-from vitcli.images.folders import HIDDEN, Item, class_order, read_folder, read_layout
+from vitcli.images.folders import Item, class_order, read_folder, read_layout
+from vitcli.images.sources import HIDDEN
 
 
 def layout(*names: str) -> list[tuple[str | None, str | None]]:

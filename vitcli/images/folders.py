@@ -25,11 +25,14 @@ from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork
 from vitcli.images.sources import (
+    HIDDEN,
+    TOOL_NAMES,
     Entry,
     ShardMembers,
     ShardRequest,
     content,
     count_suffix,
+    is_hidden,
     list_members,
 )
 
@@ -38,13 +41,6 @@ _HEAD = 1 << 14
 _MORE_SUFFIXES = {".avif", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jxl", ".svg", ".mpo"}
 _NOT_IMAGES = {".pdf", ".mpg", ".mpeg", ".h5", ".hdf", ".bufr", ".grib"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_TOOL_NAMES = {
-    *("__macosx", "@eadir", "thumbs.db", "desktop.ini", "ehthumbs.db", "#recycle", "$recycle.bin"),
-    *("lost+found", "system volume information", "__pycache__"),
-}
-HIDDEN = "hidden or of a tool"
-"""The count of images and shards that are left out for where they lie or what they are called."""
-
 SPLITS = {
     **dict.fromkeys(("train", "training", "trainval"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"), "val"),
@@ -69,11 +65,6 @@ def image_suffixes() -> frozenset[str]:
     All that Pillow knows, those of formats that are refused included: they get a coded row.
     """
     return frozenset(Image.registered_extensions()) - _NOT_IMAGES | _MORE_SUFFIXES
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file or folder of that name is hidden or another program's own."""
-    return name.startswith(".") or name.lower() in _TOOL_NAMES
 
 
 @dataclass
@@ -168,7 +159,7 @@ class Walk:
         if self.any_suffix or suffix in image_suffixes() or suffix == ".tar":
             return True
         if hidden:
-            return name.lower() in _TOOL_NAMES or name.startswith("._")
+            return name.lower() in TOOL_NAMES or name.startswith("._")
         count_suffix(self.skipped, suffix)
         return False
 

@@ -27,12 +27,23 @@ from vitcli.files import printable
 from vitcli.images.decode import ImageError
 
 _SUFFIXES = 100
+TOOL_NAMES = {
+    *("__macosx", "@eadir", "thumbs.db", "desktop.ini", "ehthumbs.db", "#recycle", "$recycle.bin"),
+    *("lost+found", "system volume information", "__pycache__"),
+}
+HIDDEN = "hidden or of a tool"
+"""The count of images and shards that are left out for where they lie or what they are called."""
 _CHUNK = 10_000
 """Members in one answer; groups of one key are never divided."""
 _LABEL_BYTES = 1 << 16
 _LABEL_KEYS = ("label", "class_name", "class", "cls", "category", "target")
 _GROUP = 1000
 """Files of one key: more than a sample has, few enough to keep in memory."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of that name is hidden or another program's own."""
+    return name.startswith(".") or name.lower() in TOOL_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +244,9 @@ def _member(member: tarfile.TarInfo, asked: ShardRequest, skipped: Counter[str])
         return
     if not asked.any_suffix and suffix not in asked.suffixes:
         count_suffix(skipped, suffix)
+        return
+    if any(is_hidden(part) for part in member.name.split("/") if part.strip(".")):
+        skipped[HIDDEN] += 1  # macOS's tar adds ._NAME beside each NAME
         return
     full = f"{asked.name}/{member.name}"
     if member.isreg() and not member.issparse():

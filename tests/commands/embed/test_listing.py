@@ -11,7 +11,7 @@ import pytest
 
 from vitcli.commands.embed.inputs import Listing
 from vitcli.errors import VitcliError
-from vitcli.images.sources import Entry
+from vitcli.images.sources import HIDDEN, Entry
 
 
 def touch(*paths: Path) -> None:
@@ -176,6 +176,19 @@ def test_members_of_a_shard_are_read_where_they_lie(tmp_path: Path) -> None:
     assert [e.name.removeprefix(f"{shard}/") for e in entries] == ["b.jpg", "a.jpg", "b.jpg"]
     content = shard.read_bytes()
     assert [content[e.offset : e.offset + e.size] for e in entries] == [b"first", b"second", b"3"]
+
+
+def test_hidden_members_and_those_of_other_programs_are_left_out(tmp_path: Path) -> None:
+    """As those of folders: macOS's tar adds a file of attributes beside each file."""
+    shard = tmp_path / "mac.tar"
+    kept = ["./train/a.jpg", "../b.jpg", "c.jpg"]
+    left = ["./train/._a.jpg", "__MACOSX/._c.jpg", ".git/d.jpg", ".e.jpg", "._f.txt"]
+    make_tar(shard, [(name, b"x") for name in (*kept, *left)])
+    for any_suffix in (False, True):
+        listing = Listing((str(shard),), any_suffix)
+        assert sorted(entry.name for entry in listing) == sorted(f"{shard}/{n}" for n in kept)
+        aside = {HIDDEN: 5} if any_suffix else {HIDDEN: 4, ".txt": 1}
+        assert listing.skipped == aside
 
 
 def damage(entries: list[Entry]) -> list[tuple[str, str]]:
