@@ -13,7 +13,8 @@ from vitcli import build
 from vitcli.build import build_encoder, build_meta, register
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import component_costs
-from vitcli.commands.train.start import copy_weights, make_optimizer
+from vitcli.commands.train.optimization import make_optimizer
+from vitcli.commands.train.start import copy_weights
 from vitcli.config.attention import PositionSpec
 from vitcli.config.load import load_config
 from vitcli.config.schema import EncoderConfig, ModelConfig

@@ -37,7 +37,7 @@ from vitcli.config.load import (
     split_library,
 )
 from vitcli.config.schema import ModelConfig, PreprocessConfig
-from vitcli.config.settings import Setting, nearest
+from vitcli.config.settings import named_settings, nearest
 from vitcli.config.yaml import Document
 from vitcli.engines import AUTO, check_engine
 from vitcli.engines.backbone import Backbone
@@ -101,14 +101,11 @@ def load(
             )
         taken[kind] = text
         preset, config, weights = (taken[key] for key in ("preset", "config", "weights"))  # type: ignore[assignment]
-    settings = tuple(
-        Setting(tuple(key.split(".")), value, f"set[{key!r}]") for key, value in (set or {}).items()
-    )
     return load_model(
         ModelRequest(
             preset=preset,
             config_file=None if config is None else Path(config),
-            settings=settings,
+            settings=named_settings(set),
             weights=None if weights is None else os.fspath(weights),
             adapter=None if adapter is None else os.fspath(adapter),
             seed=seed,

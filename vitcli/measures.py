@@ -77,6 +77,14 @@ def _wide(values: Any) -> Any:
     return values.astype("float64") if hasattr(values, "astype") else values
 
 
+def unit_rows(vectors: Any) -> Any:
+    """Rows (N, D) of length 1; a row of zeros stays."""
+    import numpy as np
+
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(length == 0, 1, length)
+
+
 def largest(values: Sequence[float]) -> float:
     """The largest of some numbers, NaN if any is NaN; 0 without any."""
     return math.nan if any(math.isnan(value) for value in values) else max(values, default=0.0)

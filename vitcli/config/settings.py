@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -27,6 +27,14 @@ class Setting:
     path: KeyPath
     value: Any
     source: str
+
+
+def named_settings(values: Mapping[str, Any] | None) -> tuple[Setting, ...]:
+    """Dotted keys and values, as the API's `set` takes them."""
+    return tuple(
+        Setting(tuple(key.split(".")), value, f"set[{key!r}]")
+        for key, value in (values or {}).items()
+    )
 
 
 def parse_setting(text: str) -> Setting:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -20,7 +20,17 @@ from vitcli.config.load import (
 )
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting
-from vitcli.config.yaml import Count, Document, Fraction, Pair, Rate, Section, Width, words
+from vitcli.config.yaml import (
+    Count,
+    Document,
+    Fraction,
+    Names,
+    Pair,
+    Rate,
+    Section,
+    Width,
+    words,
+)
 from vitcli.errors import VitcliError
 
 ShapeName = Literal[
@@ -142,6 +152,9 @@ class TrainConfig(Section):
     """Which copy of those weights, if the checkpoint has an averaged one; null: the averaged."""
     prefix: str | None = None
     """What precedes the names of its vision tower's tensors; null: found automatically."""
+    output_names: Names | None = None
+    """Names of the outputs of those weights in their order, empty for one that is no class of the
+    run; null: the names that the weights have."""
     backbone: str | None = None
     """timm:ARCHITECTURE, trained from random weights in place of `encoder`, of which the image size
     remains, for example a CNN; the run directory is then a checkpoint of timm. null: `encoder`."""
@@ -249,24 +262,6 @@ class TrainConfig(Section):
         return self
 
 
-class ShapesRun(ModelConfig):
-    """The config of `vitcli train-shapes`."""
-
-    data: ShapesData = ShapesData()
-    """The drawn images."""
-    train: TrainConfig = TrainConfig()
-    """The training recipe."""
-
-
-class ImagesRun(ModelConfig):
-    """The config of `vitcli train`."""
-
-    data: ImagesData = ImagesData()
-    """The images on disk."""
-    train: TrainConfig = TrainConfig()
-    """The training recipe."""
-
-
 SHAPES_RECIPE: dict[str, Any] = {
     "name": "shapes",
     "encoder": {
@@ -313,6 +308,30 @@ IMAGES_RECIPE: dict[str, Any] = {
 """What `vitcli train` starts from: the small-data recipe of DeiT and its followers."""
 
 
+class ShapesRun(ModelConfig):
+    """The config of `vitcli train-shapes`."""
+
+    data: ShapesData = ShapesData()
+    """The drawn images."""
+    train: TrainConfig = TrainConfig()
+    """The training recipe."""
+
+
+class ImagesRun(ModelConfig):
+    """The config of `vitcli train`."""
+
+    data: ImagesData = ImagesData()
+    """The images on disk."""
+    train: TrainConfig = TrainConfig()
+    """The training recipe."""
+
+
+RECIPES: dict[type[ModelConfig], dict[str, Any]] = {
+    ShapesRun: SHAPES_RECIPE,
+    ImagesRun: IMAGES_RECIPE,
+}
+
+
 @dataclass(frozen=True)
 class Launch:
     """The place of this process among those that torchrun started."""
@@ -323,26 +342,21 @@ class Launch:
 
 
 def launched() -> Launch:
-    """The process's place by RANK, WORLD_SIZE and LOCAL_RANK; alone where neither is set.
-
-    Raises:
-        VitcliError: one of them is missing, is not a number, or is out of range.
-    """
-    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    if given["RANK"] is None and given["WORLD_SIZE"] is None:
+    """The process's place by RANK, WORLD_SIZE and LOCAL_RANK; alone where neither is set."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    given = {name: os.environ[name] for name in names if name in os.environ}
+    if "RANK" not in given and "WORLD_SIZE" not in given:
         return Launch()
     hint = "unset RANK WORLD_SIZE LOCAL_RANK, or start with torchrun"
-    numbers: dict[str, int] = {}
-    for name, text in given.items():
-        if text is None and name == "LOCAL_RANK":
-            text = given["RANK"]  # all on one machine
-        if text is None:
-            there = next(name for name, value in given.items() if value is not None)
+    for name in names[:2]:
+        if name not in given:
+            there = next(iter(given))
             raise VitcliError(f"{name}: is missing beside {there}={given[there]}", hint)
+    given.setdefault("LOCAL_RANK", given["RANK"])  # all on one machine
+    for name, text in given.items():
         if not (text.isascii() and text.isdecimal() and len(text) < 10):
             raise VitcliError(f"{name}: is not a count (got {text[:40]!r})", hint)
-        numbers[name] = int(text)
-    launch = Launch(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])
+    launch = Launch(*(int(given[name]) for name in names))
     if not launch.rank < launch.size:
         raise VitcliError(
             f"RANK: is out of range (got {launch.rank}, expected below WORLD_SIZE={launch.size})",
@@ -351,29 +365,21 @@ def launched() -> Launch:
     return launch
 
 
-OF_BACKBONE = ("image_size", "head", "head_out")
-"""Keys of `encoder` that a backbone follows; the last two are the classifier's."""
-
-
-def _check_backbone(config: ModelConfig, start: ModelConfig) -> None:
-    """Refuse keys of an encoder that is not the one that is trained."""
-    before = start.encoder.model_dump()
-    for key, value in config.encoder.model_dump().items():
-        if key not in OF_BACKBONE and value != before[key]:
-            raise VitcliError(
-                f"train.backbone: trains a network of timm, so encoder.{key} has no effect",
-                f"leave encoder.{key} out, or leave out train.backbone",
-            )
-
-
-def split_preset(preset: str | None) -> tuple[str | None, tuple[Setting, ...]]:
-    """`--preset` of a run: one of vitcli's, or the setting of a backbone that is timm's."""
-    if preset is None or not is_architecture(preset):
-        return preset, ()
-    return None, (Setting(("train", "backbone"), preset, f"--preset {preset}"),)
-
-
-HEADS = ("heads",)
+ARGUMENTS = {
+    "data": "data.path",
+    "difficulty": "data.difficulty",
+    "norm": "encoder.norm_placement",
+    "image_size": "encoder.image_size",
+    "init": "encoder.init",
+    "classes": "train.output_names",
+    **{name: f"train.{name}" for name in ("weights", "which", "prefix", "seed", "dtype", "lr")},
+    **{name: f"train.{name}" for name in ("warmup", "epochs", "batch", "accumulate", "clip_grad")},
+    **{name: f"train.{name}" for name in ("freeze", "compile")},
+    "lora": "train.lora.heads",
+    **{f"lora_{name}": f"train.lora.{name}" for name in ("rank", "alpha", "on")},
+    "train_head": "train.lora.train_head",
+}
+"""The config keys of options, and of the arguments of `vitcli.train` and `vitcli.train_shapes`."""
 Run = TypeVar("Run", ShapesRun, ImagesRun)
 
 
@@ -381,7 +387,8 @@ Run = TypeVar("Run", ShapesRun, ImagesRun)
 class TrainRequest:
     """A run as the command line names it.
 
-    `model` is the preset, file and weights to start from; `settings` are all that was set.
+    `model` is the preset, file and weights to start from; `settings` are all that was set; the
+    rest are arguments of `vitcli.train`.
     """
 
     model: ModelRequest = field(default_factory=ModelRequest)
@@ -390,69 +397,93 @@ class TrainRequest:
     out: Path | None = None
     resume: bool = False
     accept_new_data: bool = False
-    """A resumed run trains on files that were not there before."""
     extend: bool = False
-    """A resumed run with more epochs stretches its cosine over them."""
     check: bool = False
-    """Decode every image before the first step."""
     fail_fast: bool = False
-    """An image that cannot be read ends the run."""
     test: bool = False
-    """Report accuracy on the test split at the end."""
-    classes: tuple[str, ...] | None = None
-    """Names for the outputs of the weights to start from, in their order; "" is for none."""
 
     def __post_init__(self) -> None:
         check_device(self.device)
-        if self.accept_new_data and not self.resume:
-            raise VitcliError("--accept-new-data: --resume is missing", "add --resume")
-        if self.extend and not self.resume:
-            raise VitcliError("--extend: --resume is missing", "add --resume")
+        for name in ("accept_new_data", "extend"):
+            if getattr(self, name) and not self.resume:
+                option = f"--{name.replace('_', '-')}"
+                raise VitcliError(f"{option}: --resume is missing", "add --resume")
 
-    @property
-    def resumed_config(self) -> Path | None:
-        """The config of the run to go on with, if the command names no other start."""
-        named = self.model.preset or self.model.config_file or self.model.weights
-        if not self.resume or self.out is None or named:
-            return None
-        file = self.out / "config.yaml"
-        return file if file.exists() else None
+    @classmethod
+    def of(
+        cls,
+        given: Mapping[str, Any],
+        more: Sequence[Setting] = (),
+        source: Callable[[str], str] = ARGUMENTS.__getitem__,
+    ) -> TrainRequest:
+        """The request of options, or of a function's arguments, by their names.
 
-    def run_config(
-        self, schema: type[Run], recipe: Mapping[str, Any], source: ModelConfig | None = None
-    ) -> Run:
+        Args:
+            more: settings after those of ARGUMENTS, so that the exact key wins.
+            source: what an error calls the setting of an argument.
+        """
+        given = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
+        preset: str | None = given["preset"]
+        settings: list[Setting] = []
+        if preset and is_architecture(preset):
+            settings = [Setting(("train", "backbone"), preset, f"--preset {preset}")]
+            preset = None
+        settings += [
+            Setting(tuple(key.split(".")), value, source(name))
+            for name, key in ARGUMENTS.items()
+            if (value := given.get(name)) is not None and value is not False
+        ]
+        model = ModelRequest(
+            preset=preset,
+            config_file=given["config"] and Path(given["config"]),
+            device="cpu",
+            **{name: given[name] for name in ("weights", "which", "prefix")},
+        )
+        own = {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        own |= {"settings": (*settings, *more), "out": given["out"] and Path(given["out"])}
+        return cls(model, **own)
+
+    def run_config(self, schema: type[Run], source: ModelConfig | None = None) -> Run:
         """The run's config: a run to resume, or the recipe, under preset, file and settings.
 
         `source` is the config that belongs to the weights to start from.
-
-        Raises:
-            VitcliError: as `load_config`; settings of adapters without a head to adapt.
         """
-        if self.resumed_config:
-            start = read_saved_config(self.resumed_config)
+        model = self.model
+        named = model.preset or model.config_file or model.weights
+        stored = self.out / "config.yaml" if self.resume and self.out and not named else None
+        if stored and stored.exists():
+            start = read_saved_config(stored)
         elif source:
-            model = source.model_dump(mode="python")
-            rest = {key: value for key, value in recipe.items() if key in ("data", "train")}
-            start = Document(f"the config of {self.model.weights}", {**rest, **model})
+            rest = {key: RECIPES[schema][key] for key in ("data", "train")}
+            own = source.model_dump(mode="python")
+            start = Document(f"the config of {model.weights}", {**rest, **own})
         else:
-            start = Document("the default recipe", dict(recipe))
-        preset = None if source else self.model.preset
-        config = load_config(schema, preset, self.model.config_file, self.settings, start)
+            start = Document("the default recipe", dict(RECIPES[schema]))
+        preset = None if source else model.preset
+        config = load_config(schema, preset, model.config_file, self.settings, start)
         for key in ("which", "prefix") if source else ():
-            if (value := getattr(config.train, key)) != getattr(self.model, key):
+            if (value := getattr(config.train, key)) != getattr(model, key):
                 raise VitcliError(
                     f"train.{key} = {value}: is for weights that the config names",
-                    f"--{key} {value} beside --weights {self.model.weights}",
+                    f"--{key} {value} beside --weights {model.weights}",
                 )
-        if named := [s for s in self.settings if s.path[0] == "classes"]:
+        if classes := [s for s in self.settings if s.path[0] == "classes"]:
             raise VitcliError(
-                f"{named[0].source}: the classes of a run are those of its data",
+                f"{classes[0].source}: the classes of a run are those of its data",
                 "leave classes out; --classes FILE names the outputs of --weights",
             )
         check_settings(self.settings, config)
         if config.train.backbone:
-            _check_backbone(config, schema.model_validate(start.data))
-        lone = [s for s in self.settings if s.path[:2] == ("train", "lora") and s.path[2:] != HEADS]
+            before = schema.model_validate(start.data).encoder.model_dump()
+            follows = {"image_size", "head", "head_out"}
+            for key, value in config.encoder.model_dump().items():
+                if key not in follows and value != before[key]:
+                    raise VitcliError(
+                        f"train.backbone: trains a network of timm, so encoder.{key} has no effect",
+                        f"leave encoder.{key} out, or leave out train.backbone",
+                    )
+        lora = [s for s in self.settings if s.path[:2] == ("train", "lora")]
+        lone = [s for s in lora if s.path[2:] != ("heads",)]
         if lone and not config.train.lora.heads:
             raise VitcliError(f"{lone[0].source}: --lora is missing", "add --lora BLOCK:HEAD")
         return config

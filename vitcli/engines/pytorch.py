@@ -97,14 +97,19 @@ def prepare_compile(
         for size in sorted({min(batch, 2) for batch in batches}):
             run(images[:1].expand(size, -1, -1, -1).contiguous())
     except Exception as error:  # whatever the compiler chain raises: its causes are the machine's
-        cause = getattr(error, "inner_exception", error)  # torch's own only says which backend
-        raise VitcliError(
-            f"--engine compile: {type(cause).__name__}: {cause}".splitlines()[0],
-            "--engine eager (torch.compile needs a C++ compiler on the CPU)",
-            exit_code=1,
-        ) from error
+        raise not_compiled("--engine compile", error, "--engine eager") from error
     seconds = time.perf_counter() - start
     return Engine("compile", run, torch.__version__, seconds, "torch.compile")
+
+
+def not_compiled(option: str, error: Exception, instead: str) -> VitcliError:
+    """What torch.compile raised, as an error of the option that asked for it."""
+    cause = getattr(error, "inner_exception", error)  # torch's own only says which backend
+    return VitcliError(
+        f"{option}: {type(cause).__name__}: {cause}".splitlines()[0],
+        f"{instead} (torch.compile needs a C++ compiler on the CPU)",
+        exit_code=1,
+    )
 
 
 def _separate_graphs() -> None:

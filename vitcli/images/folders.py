@@ -182,6 +182,11 @@ def class_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=key)
 
 
+def class_name(text: str) -> str:
+    """macOS decomposes what other systems compose: an é is one name, however it is written."""
+    return unicodedata.normalize("NFC", text)
+
+
 def _folders(name: str) -> tuple[str, ...]:
     """The folders of a name; a shard counts as the split that it is named for, else as nothing."""
     found: list[str] = []
@@ -250,8 +255,7 @@ class Layout:
             folders = () if folders and folders[0].lower() in _OF_LABELS else folders[1:]
         aside = split in ("unlabeled", "other")
         named = label or (folders[0] if folders and not aside else None)
-        # macOS decomposes what other systems compose: an é is one name, however it is written
-        return split, named and unicodedata.normalize("NFC", named)
+        return split, named and class_name(named)
 
 
 def read_layout(names: Iterable[str]) -> Layout:
@@ -338,8 +342,16 @@ class ImageFolder:
         """The items of one split; of None all, where there are no splits."""
         return [item for item in self.items if item.split == split]
 
-    def lines(self) -> list[str]:
-        """What was taken for what, in a few lines."""
+    def lines(self, labeled: bool = True) -> list[str]:
+        """What was taken for what, in a few lines; only counts where classes do not matter."""
+        lines = [self._roles() if labeled else f"{len(self.items):,} images"]
+        if self.skipped:
+            most = self.skipped.most_common(5)
+            kinds = (f"{count:,} {kind or 'without suffix'}" for kind, count in most)
+            lines.append(f"left out: {', '.join(kinds)}")
+        return lines
+
+    def _roles(self) -> str:
         found = []
         for split in ("train", "val", "test", "unlabeled", "other"):
             if not (items := self.of(split)):
@@ -352,35 +364,11 @@ class ImageFolder:
             found.append(f"no splits, {len(self.items):,} images, {named:,} with a class")
         shown = ", ".join(map(printable, self.classes[:6])) + ", ..." * (len(self.classes) > 6)
         count = f"{len(self.classes):,} class{'es' * (len(self.classes) != 1)}"
-        text = f"{count}: {shown}" if self.classes else "no classes"
-        lines = [f"{'; '.join(found)}; {text}"]
-        if self.skipped:
-            most = self.skipped.most_common(5)
-            kinds = (f"{count:,} {kind or 'without suffix'}" for kind, count in most)
-            lines.append(f"left out: {', '.join(kinds)}")
-        return lines
-
-    def shared(self) -> list[tuple[Item, Item]]:
-        """Images of the same bytes that are in two classes or in two splits, in pairs.
-
-        Only files of the same length are read. What cannot be read is left out.
-        """
-        by_size: dict[int, list[Item]] = {}
-        for item in self.items:
-            if not item.entry.code:
-                by_size.setdefault(_bytes_of(item.entry), []).append(item)
-        pairs = []
-        for size, items in by_size.items():
-            first: dict[bytes, Item] = {}
-            for item in items if len(items) > 1 and size >= 0 else ():
-                digest = _digest(item.entry)
-                other = first.setdefault(digest, item) if digest else item
-                if (other.split, other.label) != (item.split, item.label):
-                    pairs.append((other, item))
-        return pairs
+        return "; ".join([*found, f"{count}: {shown}" if self.classes else "no classes"])
 
 
-def _bytes_of(entry: Entry) -> int:
+def bytes_of(entry: Entry) -> int:
+    """The size of an image's file or member; -1 where it cannot be known."""
     if entry.offset >= 0:
         return entry.size
     try:
@@ -389,7 +377,7 @@ def _bytes_of(entry: Entry) -> int:
         return -1
 
 
-def _digest(entry: Entry) -> bytes:
+def content_digest(entry: Entry) -> bytes:
     """SHA-256 of an image's bytes; nothing where they cannot be read."""
     try:
         found = content(entry)
@@ -416,15 +404,20 @@ def content_mark(entry: Entry) -> str:
     return hashlib.blake2b(head, digest_size=8).hexdigest()
 
 
-def read_folder(folder: str | Path, any_suffix: bool = False) -> ImageFolder:
+def read_folder(
+    folder: str | Path, any_suffix: bool = False, out: Path | None = None
+) -> ImageFolder:
     """The images of a folder with splits and classes, hidden and tool folders left out.
+
+    Args:
+        out: a folder of results, left out too.
 
     Raises:
         VitcliError: there is no such folder, or no image in it.
     """
     if not is_folder(str(folder)):
         raise VitcliError(f"{printable(folder)}: no such folder", "name a folder of images")
-    walk = Walk(any_suffix)
+    walk = Walk(any_suffix, out)
     with contextlib.closing(walk):
         entries = sorted(walk.folder(str(folder)), key=lambda entry: entry.key)
     if not entries:

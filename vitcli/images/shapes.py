@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vitcli.config.training import ShapesData
 from vitcli.errors import VitcliError
@@ -166,13 +166,7 @@ class Shapes:
 
 
 def draw_sheet(shapes: Shapes, path: Path, rows: int = 6, columns: int = 8) -> None:
-    """Write a labeled sheet of the first images as a PNG or whatever the suffix says.
-
-    Raises:
-        VitcliError: the suffix is none that Pillow writes, or the file cannot be written.
-    """
-    from PIL import Image, ImageDraw
-
+    """Write a labeled sheet of the first images as a PNG or whatever the suffix says."""
     format_ = Image.registered_extensions().get(path.suffix.lower())
     if format_ not in Image.SAVE:
         raise VitcliError(f"{path}: cannot draw this format", "name a file that ends in .png")

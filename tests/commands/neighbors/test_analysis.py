@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import shlex
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +124,7 @@ def test_a_damaged_list_of_inputs_is_named(place: Path, tmp_path: Path, line: by
     (inputs,) = copy.rglob(INPUTS)
     query = place / "in/d/07.png"
     result = neighbors(inputs.parent, query, count=1)
-    inputs.write_bytes(line + b"\n" + inputs.read_bytes())
+    inputs.write_bytes(line + b"\n" + inputs.read_bytes().partition(b"\n")[2])
     with pytest.raises(VitcliError, match="list of inputs is damaged"):
         pictures(dataclasses.replace(result, index=0))
 
@@ -129,8 +132,11 @@ def test_a_damaged_list_of_inputs_is_named(place: Path, tmp_path: Path, line: by
 def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     with pytest.raises(VitcliError, match=r"bad\.png: its vector is missing \(unsupported"):
         neighbors(place / "out", "bad.png")
-    with pytest.raises(VitcliError, match="No such file"):
+    with pytest.raises(VitcliError, match="No such file") as caught:
         neighbors(place / "out", "gone.png")
+    assert caught.value.exit_code == 1
+    _, _, folder, image = shlex.split(caught.value.hint)
+    assert neighbors(folder, image).index is not None  # the hint's command works
     with pytest.raises(VitcliError, match="no vectors of"):
         neighbors(tmp_path, "d/03.png")
     copy, other = tmp_path / "out", tmp_path / "other.png"
@@ -180,6 +186,23 @@ def test_classes_are_counted_and_frame_equal_thumbnails(tmp_path: Path) -> None:
     frames = [axes.spines["top"].get_edgecolor() for axes in panels]
     assert len(set(frames[:4])) == 1 and len(set(frames[4:])) == 1 and frames[0] != frames[-1]
     assert "3 of 7 neighbors are of its class (light), which is 42.9% of all images" in str(result)
+
+
+def test_classes_of_a_shard_are_those_that_it_says(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for number, label in enumerate(("cat", "dog", "dog", "cat", "dog")):
+            picture = io.BytesIO()
+            Image.new("RGB", (8, 8), (50 * number, 0, 90)).save(picture, "PNG")
+            for suffix, data in (("png", picture.getvalue()), ("cls", label.encode())):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    listing = Listing((str(tmp_path / "0.tar"),))
+    encode_folder(load_model(REQUEST), listing, tmp_path / "out", FolderOptions())
+    (name, *_), *_ = (part.names for part in iterate_parts(tmp_path / "out"))
+    found = neighbors(tmp_path / "out", name, count=4)
+    assert found.label == "cat" and (found.same_class, found.class_share) == (1, 0.25)
+    assert sorted(one.label or "" for one in found.neighbours) == ["cat", "dog", "dog", "dog"]
 
 
 def test_a_folder_of_the_first_release_is_read_and_not_written(place: Path, tmp_path: Path) -> None:

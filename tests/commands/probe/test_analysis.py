@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import vitcli
 from tests.commands.probe.sources import SETTINGS, SMALL, blobs, labeled, write_idx, write_pictures
 from vitcli.cli import app
-from vitcli.commands.probe.labeled import Encoded, Images, with_classes
+from vitcli.commands.probe.labeled import Encoded, Images, with_classes, with_groups
 from vitcli.commands.probe.result import ProbeResult
 from vitcli.commands.probe.scores import Trial
 from vitcli.errors import VitcliError
@@ -238,11 +239,41 @@ def test_groups_and_targets_from_files(tmp_path: Path) -> None:
     targets.write_text("path,brightness\n" + "".join(lines))
     said = answer(tmp_path / "out", "--targets", targets)
     assert said["regression"]["r2"] > 0.9 and said["scores"] == []
+    targets.write_text("".join(f"{name},20\n" for name in names))
+    same = answer(tmp_path / "out", "--targets", targets, code=2)
+    assert "every image has the number 20" in same["error"]
     targets.write_text("path,brightness\ndark/0.png,bright\n")
     assert (
         "targets.csv:2: is not a number (got 'bright')"
         in (answer(tmp_path / "out", "--targets", targets, code=2)["error"])
     )
+
+
+def tabled(rows: Sequence[tuple[str, str]], names: Sequence[str], file: Path) -> Images:
+    """Images of these names with the groups of a file of these rows."""
+    file.write_text("".join(f"{path},{value}\n" for path, value in rows), encoding="utf-8")
+    images = Images(tuple(names), (Encoded("m", "w", np.ones((len(names), 2), np.float32)),))
+    return with_groups(images, str(file))
+
+
+def test_a_table_names_images_as_other_systems_do(tmp_path: Path) -> None:
+    rows = [("in\\cafe\u0301\\1.png", "a"), ("./caf\u00e9/2.png", "b"), ("3.png", "c")]
+    names = ["in/caf\u00e9/1.png", "in/cafe\u0301/2.png", "in/tea/3.png"]
+    assert tabled(rows, names, tmp_path / "groups.csv").groups == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([("1.png", "a")], r"1\.png is more than one image \(cat/1\.png, dog/1\.png\)"),
+        ([("cat/1.png", "a"), ("cat/1.png", "b"), ("dog/1.png", "a")], "given twice"),
+    ],
+)
+def test_a_table_that_can_be_read_two_ways_is_refused(
+    rows: list[tuple[str, str]], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VitcliError, match=said):
+        tabled(rows, ["cat/1.png", "dog/1.png"], tmp_path / "groups.csv")
 
 
 def test_the_confusion_matrix_is_written(tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from vitcli.commands.probe.evaluate import (
     neighbor_votes,
     regress,
     smallest_class,
-    unit_rows,
 )
-from vitcli.measures import student_quantile, wilson
+from vitcli.measures import student_quantile, unit_rows, wilson
 
 
 def test_groups_that_share_an_image_are_one() -> None:

@@ -239,8 +239,9 @@ def test_unlabeled_images_rank_by_agreement(tmp_path: Path) -> None:
     assert "not accuracy" in said["verdict"]
     for option in (("--groups", "parent"), ("--seeds", "2")):
         assert "has no effect with --unlabeled" in answer(*call, *option, code=2)["error"]
-    alone = answer(tmp_path / "in", *SMALL, "--unlabeled", code=2)
-    assert "needs at least 2 encoders" in alone["error"]
+    alone = CliRunner().invoke(app, ["probe", *map(str, call[:-5]), "--unlabeled"])
+    assert alone.exit_code == 2 and "needs at least 2 encoders" in alone.stderr
+    assert "8 images" in alone.stderr and "class" not in alone.stderr
 
 
 def test_the_best_encoders_vectors_are_shown_in_two_dimensions(tmp_path: Path) -> None:
@@ -285,21 +286,21 @@ def test_six_encoders_on_a_folder_with_known_answers_killed_and_resumed(
         vitcli.load("vit-ti16", set={"encoder.depth": 1, "encoder.pooling": pooling}, image_size=32)
         for pooling in ("cls", "mean")
     ]
-    encode, done = analysis._embed, []
+    encode, done = analysis.embed, []
 
-    def killed(model: vitcli.Model, *others: Any) -> None:
+    def killed(model: vitcli.Model, *others: Any, **how: Any) -> None:
         if len(done) == 3:
             raise KeyboardInterrupt
-        encode(model, *others)
+        encode(model, *others, **how)
         done.append(model.name)
 
     asked: dict[str, Any] = {"folds": 3, "seeds": 1, "k": 3, "out": tmp_path / "out", "workers": 1}
-    monkeypatch.setattr(analysis, "_embed", killed)
+    monkeypatch.setattr(analysis, "embed", killed)
     with pytest.raises(KeyboardInterrupt):
         vitcli.probe(tmp_path / "in", models, **asked)
     parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("part-*")}
     assert len({path.parent for path in parts}) == 3
-    monkeypatch.setattr(analysis, "_embed", encode)
+    monkeypatch.setattr(analysis, "embed", encode)
     found = vitcli.probe(tmp_path / "in", models, **asked)
     assert {path: path.stat().st_mtime_ns for path in parts} == parts
     whole = vitcli.probe(tmp_path / "in", models, **(asked | {"out": tmp_path / "whole"}))

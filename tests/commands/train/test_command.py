@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.commands.train.runs import command, shell
 from tests.commands.train.sources import folder
 from vitcli.cli import app
+from vitcli.commands.train.command import read_classes
 
 TINY = command()[command().index("train-shapes") + 1 :]
 SETS = [word for word in TINY if word not in ("--device", "cpu")]
@@ -166,6 +167,13 @@ def test_training_on_a_folder(tmp_path: Path) -> None:
     assert code == 2 and "DATA: is missing" in err
     code, _, err = invoke("train", str(tmp_path / "nowhere"))
     assert code == 2 and "no such folder" in err
+
+
+def test_a_list_of_classes_may_be_written_on_windows(tmp_path: Path) -> None:
+    """With a mark of its encoding, which is no part of the first name, and its ends of lines."""
+    file = tmp_path / "classes.txt"
+    file.write_bytes(b"\xef\xbb\xbfcat\r\n\r\ndog\r\n")
+    assert read_classes(file) == ("cat", "", "dog")
 
 
 def test_as_a_real_process() -> None:

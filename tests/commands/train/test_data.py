@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.commands.train.data import cut_box, mix, mix_batch, soft_targets, swap_neighbors
+from vitcli.commands.train.optimization import (
+    cut_box,
+    mix,
+    mix_batch,
+    soft_targets,
+    swap_neighbors,
+)
 from vitcli.config.training import TrainConfig
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gzip
+import pickle
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from tests.commands.train.runs import TINY
@@ -16,7 +19,7 @@ from vitcli.commands.train import analysis as train
 from vitcli.commands.train.data import ImagesSource, read_image
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.settings import Setting
-from vitcli.config.training import ImagesData, TrainRequest
+from vitcli.config.training import ImagesData, ImagesRun, TrainRequest
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode
 from vitcli.images.preprocess import preprocess
@@ -43,8 +46,11 @@ def idx_folder(
     return path
 
 
-def source(path: Path, data: ImagesData = PLAIN, seed: int = 0) -> ImagesSource:
-    return ImagesSource(path, data, SMALL, seed, (16, 16))
+def source(path: Path, data: ImagesData = PLAIN, seed: int = 0, **flags: bool) -> ImagesSource:
+    asked = data.model_copy(update={"path": str(path)})
+    small = {"encoder": {"image_size": 16, "patch_size": 8}, "preprocess": SMALL, "data": asked}
+    config = ImagesRun.model_validate({**small, "train": {"seed": seed}})
+    return ImagesSource(config, TrainRequest(**flags))
 
 
 def run(path: Path, **keys: Any) -> Any:
@@ -89,6 +95,14 @@ def test_augmentation_follows_from_epoch_and_index_in_any_worker(tmp_path: Path)
     assert not torch.equal(alone[0][0], alone[1][0])  # another epoch, another crop
 
 
+def test_workers_that_are_not_forked_get_the_same_images(tmp_path: Path) -> None:
+    """They are started afresh on macOS and Windows, and on Linux from Python 3.14 on."""
+    data = source(folder(tmp_path), ImagesData(erase=0.5))
+    for images in (data.train, data.val):
+        sent = pickle.loads(pickle.dumps(images))
+        assert torch.equal(sent[1, 2][0], images[1, 2][0])
+
+
 def test_sets_of_mnists_format_are_recognized_by_their_labels(tmp_path: Path) -> None:
     """Not by a word in the path: the first labels are those of the published files."""
     mnist, fashion = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
@@ -111,7 +125,7 @@ def test_a_published_set_holds_out_of_its_training_half_if_test_is_reported(
 ) -> None:
     path = idx_folder(tmp_path / "set")
     plain = source(path)
-    with_test = ImagesSource(path, PLAIN, SMALL, 0, (16, 16), test=True)
+    with_test = source(path, test=True)
     assert (plain.train_size, plain.val_size, plain.test_size) == (40, 20, 0)
     assert (with_test.train_size, with_test.val_size, with_test.test_size) == (36, 4, 20)
 
@@ -150,6 +164,17 @@ def test_broken_files_are_errors(tmp_path: Path) -> None:
         source(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("make", [folder, idx_folder])
+def test_a_run_inside_its_own_data_goes_on(make: Any, tmp_path: Path) -> None:
+    """Its files are none of the data's, a figure among them neither."""
+    make(tmp_path)
+    out = tmp_path / "run"
+    whole = train.train(tmp_path, **SMALL_RUN, out=out)
+    Image.new("RGB", (8, 8)).save(out / "plot.png")
+    resumed = train.train(out=out, resume=True, device="cpu")
+    assert resumed.history == whole.history
+
+
 def test_two_colors_are_learned_and_every_class_is_reported(tmp_path: Path) -> None:
     result = run(
         folder(tmp_path, per_class=60), train__epochs=4, train__lr=3e-3, data__val_fraction=0.3
@@ -177,7 +202,7 @@ def test_an_unreadable_image_costs_itself_alone(tmp_path: Path, workers: int) ->
         assert labels[bad[0]] == labels[following] and (val_labels >= 0).all()
     else:
         assert (val_labels < 0).sum() == 1
-    strict = ImagesSource(tmp_path, data, SMALL, 0, (16, 16), fail_fast=True)
+    strict = source(tmp_path, data, fail_fast=True)
     with pytest.raises(VitcliError, match=r"^red/3\.png: not an image") as caught:
         list(strict.train_batches(wanted))
         list(strict.val_batches([range(strict.val_size)]))
@@ -221,6 +246,26 @@ def test_without_a_validation_split_test_stays_unseen_if_it_is_reported(tmp_path
     assert 2 <= sum(row.images for row in with_test.result.classes) < 16  # held out of train
     without = train.train(tmp_path, **SMALL_RUN)
     assert sum(row.images for row in without.result.classes) == 16
+
+
+def test_names_of_outputs_outlive_a_kill_before_the_first_snapshot(tmp_path: Path) -> None:
+    """A run that begins again keeps the outputs that --classes named, as it would have."""
+    train.train(folder(tmp_path / "a"), **SMALL_RUN, out=tmp_path / "run")
+    weights, named = tmp_path / "weights", ("red", "")
+    weights.mkdir()
+    for name in ("config.yaml", "model.safetensors"):
+        shutil.copy(tmp_path / "run" / name, weights / name)
+    config = weights / "config.yaml"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "classes": None}))
+    lines: list[str] = []
+    how = {**SMALL_RUN, "out": tmp_path / "next", "progress": Lines(lines)}
+    del how["set"]
+    first = train.train(tmp_path / "a", weights=weights, classes=named, **how)
+    shutil.rmtree(tmp_path / "next" / "snapshots")
+    again = train.train(out=tmp_path / "next", resume=True, device="cpu", progress=Lines(lines))
+    assert again.history == first.history
+    said = "classifier: 1 of the weights' outputs kept by name; new: blue"
+    assert lines.count(said) == 2
 
 
 def test_weights_meet_folders_by_the_names_of_classes(tmp_path: Path) -> None:

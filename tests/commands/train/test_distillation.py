@@ -18,9 +18,9 @@ from tests.commands.train.runs import command, request, run, shell
 from tests.engines import sources
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train.data import ShapesSource, channels
-from vitcli.commands.train.distillation import distillation_loss, load_teacher
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.start import World, start_encoder
+from vitcli.commands.train.optimization import distillation_loss
+from vitcli.commands.train.start import World, load_teacher, start_encoder
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import TrainConfig
 from vitcli.errors import VitcliError
@@ -188,6 +188,28 @@ def test_a_step_has_the_loss_of_both_classifiers(trained: Path, tmp_path: Path) 
     base = -log_softmax(on_cls)[np.arange(8), labels.numpy()].mean()
     _, entry = trainer._update(batch)
     assert entry["loss"] == pytest.approx(0.75 * base + 0.25 * copied, rel=1e-5)  # in float32
+
+
+def test_a_compiled_student_has_the_loss_of_one_that_is_not(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced, forwards and backwards, by torch.compile; the backend is that which needs no C++."""
+    keys = {"train__teacher": str(trained), "train__distillation": "soft"}
+    plain = run(**keys)
+    compiled: list[nn.Module] = []
+
+    def traced(model: nn.Module) -> Any:
+        compiled.append(model)
+        return compile_(model, backend="aot_eager", fullgraph=True)
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    found = run(**keys, train__compile=True)
+    assert len(compiled) == 1
+    first, same = found.history[0], plain.history[0]  # what follows grows from rounding
+    assert first.loss == pytest.approx(same.loss, rel=1e-5)
+    assert first.grad_norm == pytest.approx(same.grad_norm, rel=1e-4)
+    assert [row.step for row in found.history] == [row.step for row in plain.history]
 
 
 def test_a_teacher_reads_what_it_would_read_itself(trained: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.commands.train.sources import SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
@@ -15,6 +16,7 @@ from vitcli.commands.train.inputs import (
     assign,
     held_out,
     read_inputs,
+    repeats,
     same_inputs,
     side_notes,
 )
@@ -96,6 +98,23 @@ def test_the_same_bytes_in_two_classes_or_on_two_sides_are_reported(tmp_path: Pa
     lines.clear()
     train.train(path, **SMALL_RUN, progress=Lines(lines))
     assert any(line.startswith("the same file in two splits: ") for line in lines)
+
+
+def test_copies_of_one_class_and_split_are_nothing_wrong(tmp_path: Path) -> None:
+    for place, level in (
+        ("train/cat/1.png", 1),
+        ("train/cat/2.png", 1),  # the same class and split
+        ("train/dog/3.png", 2),
+        ("val/dog/4.png", 2),
+        ("val/cat/5.png", 3),
+        ("val/dog/6.png", 3),
+    ):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), level).save(tmp_path / place)
+    assert repeats(assign(read_folder(tmp_path), ImagesData(), 0)) == [
+        "the same file in two classes: 1 (val/cat/5.png = val/dog/6.png)",
+        "the same file in two splits: 1 (train/dog/3.png = val/dog/4.png)",
+    ]
 
 
 @pytest.fixture(scope="module")

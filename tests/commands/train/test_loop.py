@@ -11,10 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.commands.train.runs import command, request, run, shell
 from vitcli.build import build_encoder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train import run as train_run
+from vitcli.commands.train import start as train_start
 from vitcli.commands.train.data import ShapesSource, batch_indices
 from vitcli.commands.train.loop import Trainer
-from vitcli.commands.train.start import World, audit, first_bad_layer, local_device, world
+from vitcli.commands.train.optimization import audit, first_bad_layer
+from vitcli.commands.train.start import World, local_device, world
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder
 
@@ -178,14 +179,14 @@ def test_a_leak_planted_in_a_run_stops_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_parameter_that_was_never_frozen_is_a_leak(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    start = train_run.start_encoder
+    start = train_start.start_encoder
 
     def leaking(*words: Any) -> VisionEncoder:
         encoder = start(*words)
         encoder.vit.blocks[0].get_parameter("norm1.weight").requires_grad_(True)
         return encoder
 
-    monkeypatch.setattr(train_run, "start_encoder", leaking)
+    monkeypatch.setattr(train_start, "start_encoder", leaking)
     with pytest.raises(VitcliError, match=r"a gradient reaches vit\.blocks\.0\.norm1\.weight"):
         run(**keys)
 
@@ -301,6 +302,21 @@ def test_an_environment_that_torchrun_never_makes_is_refused(
     with pytest.raises(VitcliError) as caught:
         run()
     assert said in caught.value.message
+
+
+def test_a_model_that_cannot_be_compiled_is_an_error_of_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    class Broken(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            raise TorchDynamoException("No C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda model: Broken())
+    with pytest.raises(VitcliError, match=r"train\.compile: .*No C\+\+ compiler") as caught:
+        run(train__compile=True)
+    assert caught.value.exit_code == 1 and "leave out --compile" in caught.value.hint
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_config
 from vitcli.build import build_encoder
-from vitcli.commands.train.start import make_optimizer
+from vitcli.commands.train.optimization import make_optimizer
 from vitcli.config.training import TrainConfig
 from vitcli.nn.attention import decayed_names
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from vitcli.commands.train.start import learning_rate, warmup_steps
+from vitcli.commands.train.optimization import learning_rate, warmup_steps
 from vitcli.config.training import TrainConfig
 
 

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from tests.commands.train.runs import command, run, shell
 from vitcli.commands.train import snapshots
 from vitcli.commands.train.data import ShapesSource
-from vitcli.commands.train.loop import Stopped, Trainer
+from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.snapshots import RunDirectory
+from vitcli.commands.train.start import Stopped
 from vitcli.errors import VitcliError
 
 RICH: dict[str, Any] = {
@@ -415,16 +416,18 @@ def test_a_run_stopped_in_its_validation_validates_when_it_is_resumed(
     same_metrics(tmp_path / "whole", tmp_path / "ended")
 
 
+@pytest.mark.parametrize(("call", "step"), [(6, 5), (9, 8)])
 def test_an_error_in_the_data_leaves_a_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In training, and in the validation at the end of the epoch of eight steps."""
     keys = {**RICH, "train__snapshot_every": 100}
     run(tmp_path / "whole", **keys)
     batch = ShapesSource._batch
 
     def broken(self: ShapesSource, indices: Any) -> Any:
         calls.append(1)
-        if len(calls) == 6:
+        if len(calls) == call:
             raise OSError("the disk is gone")
         return batch(self, indices)
 
@@ -432,7 +435,8 @@ def test_an_error_in_the_data_leaves_a_snapshot(
     with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is gone"):
         patch.setattr(ShapesSource, "_batch", broken)
         run(tmp_path / "ended", **keys)
-    assert [f.name for f in (tmp_path / "ended" / "snapshots").iterdir()] == ["step-000000005"]
+    (snapshot,) = (tmp_path / "ended" / "snapshots").iterdir()
+    assert snapshot.name == f"step-{step:09d}"
     run(tmp_path / "ended", resume=True, **keys)
     same_metrics(tmp_path / "whole", tmp_path / "ended")
 

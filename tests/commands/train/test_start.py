@@ -92,6 +92,12 @@ def test_outputs_follow_their_names_and_never_their_shape() -> None:
     assert not torch.equal(same_shape.head.linear.weight, source.head.linear.weight)
 
 
+def test_an_accent_is_one_name_however_it_is_written() -> None:
+    """macOS writes names of files decomposed, as e and an accent."""
+    found = map_outputs(["cafe\u0301", "the"], ["caf\u00e9", "th\u00e9"])
+    assert found.rows == ((0, 0),) and found.new == ("th\u00e9",) and found.left == ("the",)
+
+
 def test_adapters_alone_cannot_learn_a_new_class() -> None:
     lora, config = LoraConfig(heads=("2:1",)), with_classifier(tiny_config(), 7)
     for outputs in (None, map_outputs(tuple("abcdefg"), tuple("abcdefx"))):

@@ -325,6 +325,11 @@ def iterate_entries(folder: Path) -> Iterator[Entry]:
         yield from job.inputs.read(part)
 
 
+def shard_labels(folder: Path) -> dict[str, str]:
+    """What tar shards say of a job's inputs, by name."""
+    return {entry.name: entry.label for entry in iterate_entries(folder) if entry.label}
+
+
 def _create(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
     """Write the manifest unless there is one: linking fails where another process was first."""
     fd, name = tempfile.mkstemp(prefix=".manifest.", suffix=".part", dir=path.parent)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
+import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,21 +16,24 @@ import torch
 
 from vitcli.commands.embed.encoder import forward
 from vitcli.commands.embed.job import (
-    INPUTS,
+    iterate_entries,
     iterate_parts,
     load_manifest,
     load_saved,
     picture_of,
+    shard_labels,
     vector_column,
 )
-from vitcli.commands.embed.parts import OK
+from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions
 from vitcli.errors import VitcliError
 from vitcli.files import printable
+from vitcli.images.decode import ImageError
 from vitcli.images.folders import read_layout
 from vitcli.images.pool import Picture, read_picture
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import Entry
+from vitcli.measures import unit_rows
 from vitcli.model import Model
 from vitcli.results import Result
 
@@ -95,36 +100,49 @@ def neighbors(
     if isinstance(image, str | os.PathLike):
         row, vector, name = _row_of(folder, os.fspath(image), manifest["root"])
     if vector is None:
+        if isinstance(image, str | os.PathLike) and not os.path.lexists(image):
+            names = (name for part in iterate_parts(folder) for name in _good_names(part))
+            example = shlex.join([str(folder), *itertools.islice(names, 1)])
+            raise ImageError(
+                "unreadable",
+                f"{printable(image)}: No such file, and no image of {printable(folder)} has this "
+                "name",
+                f"vitcli neighbors {example}",
+            )
         vector = _encoded(load_saved(folder, device), image, manifest["settings"])
-    query = _unit(vector[None])[0]
+    query = unit_rows(vector[None].astype(np.float64))[0]
     nearest: list[tuple[float, int, Neighbor]] = []
     seen, total, squares = 0, 0.0, 0.0
-    folders: Counter[str] = Counter()
+    said = shard_labels(folder)
+    folders: Counter[tuple[str, str]] = Counter()
     for part in iterate_parts(folder):
-        good = part.good
-        cosines = _unit(part.arrays["vector"]) @ query
-        for place in np.flatnonzero(good):
+        cosines = unit_rows(part.arrays["vector"].astype(np.float64)) @ query
+        for place in np.flatnonzero(part.good):
             index, cosine = part.first + int(place), float(cosines[place])
             if index == row:
                 continue
             seen, total, squares = seen + 1, total + cosine, squares + cosine**2
-            folders[part.names[place].rpartition("/")[0]] += 1
+            path = part.names[place]
+            folders[path.rpartition("/")[0], said.get(path, "")] += 1
             width, height = part.width[place] or 0, part.height[place] or 0
-            found = Neighbor(index, part.names[place], cosine, width, height)
-            item = (cosine, -index, found)
-            if len(nearest) < count:
-                heapq.heappush(nearest, item)
-            else:
-                heapq.heappushpop(nearest, item)
+            item = (cosine, -index, Neighbor(index, path, cosine, width, height))
+            take = heapq.heappush if len(nearest) < count else heapq.heappushpop
+            take(nearest, item)
     if not seen:
         raise VitcliError(f"{printable(folder)}: does not hold other vectors", exit_code=1)
     mean = total / seen
-    layout = read_layout(f"{above}/x" if above else "x" for above in folders)
+    layout = read_layout(f"{above}/x" if above else "x" for above, _ in folders)
+
+    def class_of(path: str) -> str | None:
+        return layout.place(path, said.get(path, ""))[1]
+
     ranked = [item[2] for item in sorted(nearest, reverse=True)]
-    labeled = tuple(replace(one, label=layout.place(one.path)[1]) for one in ranked)
-    label = layout.place(name)[1] if row is not None else None
+    labeled = tuple(replace(one, label=class_of(one.path)) for one in ranked)
+    label = class_of(name) if row is not None else None
     of_class = sum(
-        number for above, number in folders.items() if layout.place(f"{above}/x")[1] == label
+        number
+        for (above, own), number in folders.items()
+        if layout.place(f"{above}/x", own)[1] == label
     )
     return NeighborsResult(
         image=os.fspath(image) if isinstance(image, str | os.PathLike) else "image",
@@ -140,6 +158,10 @@ def neighbors(
         same_class=None if label is None else sum(one.label == label for one in labeled),
         class_share=None if label is None else of_class / seen,
     )
+
+
+def _good_names(part: Rows) -> list[str]:
+    return [name for name, good in zip(part.names, part.good, strict=True) if good]
 
 
 def _row_of(folder: Path, image: str, root: str) -> tuple[int | None, np.ndarray | None, str]:
@@ -177,26 +199,11 @@ def _encoded(model: Model, image: Picture, settings: dict[str, Any]) -> np.ndarr
     return vector
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Rows of length 1 in float64; a row of zeros stays."""
-    rows = vectors.astype(np.float64)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(length == 0, 1, length)
-
-
 def pictures(result: NeighborsResult) -> list[Any]:
     """The Pillow images of the image and its neighbors, None where they are gone."""
     rows = [result.index, *(found.index for found in result.neighbours)]
     wanted = dict.fromkeys(rows, Entry(result.image, result.image))
-    inputs = Path(result.folder) / INPUTS
-    try:
-        with inputs.open("rb") as file:
-            for index, line in enumerate(file):
-                if index in wanted:
-                    wanted[index] = Entry.from_line(line)
-    except (OSError, ValueError, RecursionError) as error:
-        raise VitcliError(
-            f"{printable(inputs)}: the list of inputs is damaged",
-            "embed the images again into another folder",
-        ) from error
+    for index, entry in enumerate(iterate_entries(Path(result.folder))):
+        if index in wanted:
+            wanted[index] = entry
     return [picture_of(wanted[row]) for row in rows]

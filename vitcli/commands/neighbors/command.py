@@ -61,7 +61,6 @@ def neighbors(
       vitcli neighbors vectors/ cats/001.jpg
       vitcli neighbors vectors/ another.jpg --plot nearest.png
     """
-
     check_figure_file(plot)
     with status("comparing"):
         from vitcli.commands.neighbors import analysis
@@ -78,10 +77,7 @@ def tables(result: NeighborsResult) -> Iterator[Any]:
         f"nearest to [bold]{escape(printable(result.image))}[/] of {result.searched:,} vectors of "
         f"{escape(result.model)}, weights: {escape(result.weights)}"
     )
-    rows = table()
-    rows.add_column("cosine", justify="right")
-    rows.add_column("sd above mean", justify="right")
-    rows.add_column("size", justify="right")
+    rows = table(None, ">cosine", ">sd above mean", ">size")
     rows.add_column("path", overflow="fold")
     for found in result.neighbours:
         rows.add_row(

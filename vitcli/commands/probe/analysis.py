@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ import numpy as np
 import torch
 
 from vitcli.commands.embed.analysis import embed
-from vitcli.commands.embed.job import MANIFEST
+from vitcli.commands.embed.job import MANIFEST, shard_labels
 from vitcli.commands.embed.result import remembered
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe import evaluate
 from vitcli.commands.probe.evaluate import TIMED_BATCH, TIMED_ROUNDS
 from vitcli.commands.probe.labeled import (
     Images,
-    layer_numbers,
     published_set,
     read_vectors,
-    shard_labels,
     with_classes,
     with_groups,
     with_targets,
@@ -35,6 +34,7 @@ from vitcli.commands.probe.labeled import (
 from vitcli.commands.probe.result import AgreementResult, Cost, ProbeResult, RankingResult
 from vitcli.commands.probe.scores import Trial, agreement, encoder_names
 from vitcli.commands.profile.machine import peak_memory
+from vitcli.config.settings import parse_layers
 from vitcli.engines.backbone import macs_per_image
 from vitcli.engines.engine import timed
 from vitcli.engines.reference import LibraryEncoder
@@ -108,15 +108,16 @@ def probe(
     models = [as_model(source, by_library=True) for source in sources]
     with contextlib.ExitStack() as stack:
         labeled = not unlabeled and targets is None
-        images = _encoded(
-            folder, models, labeled, layers, limit, out, tokens, workers, progress, stack
-        )
-        timed = len(models) > 1 and layers is None and not unlabeled
-        if timed:
+        kept = None if out is None else Path(out)
+        work = _Encoding(folder, tokens, layers, limit, kept, workers, progress)
+        images = work.images(models, labeled, stack)
+        cost: list[Cost] = []
+        if len(models) > 1 and layers is None and not unlabeled:
             progress.line(f"timing {len(models)} encoders alternately, then comparing them")
-        cost = _costs(models, folder) if timed else []
+            cost = _costs(models, folder)
         if labeled and images.labels is None:
-            images = with_classes(images, shard_labels(images), test)  # while the vectors are there
+            kept_in = images.encoders[0].kept  # while the vectors are there
+            images = with_classes(images, shard_labels(Path(kept_in)) if kept_in else None, test)
             if images.aside:
                 other = "val" if test else "test"
                 hint = "" if test else "; --test tests on it in place of val"
@@ -157,62 +158,91 @@ def _in_plane(images: Images, best: str, by: str) -> Plane:
     )
 
 
-def _encoded(
-    folder: Path,
-    models: Sequence[Model],
-    labeled: bool,
-    layers: str | None,
-    limit: int | None,
-    out: str | os.PathLike[str] | None,
-    tokens: str,
-    workers: int | None,
-    progress: Progress,
-    stack: contextlib.ExitStack,
-) -> Images:
-    """The vectors in a folder, or those of each model on the images in it."""
-    if (folder / MANIFEST).is_file():
-        if models:
+@dataclasses.dataclass(frozen=True)
+class _Encoding:
+    """The arguments of `probe` that say how images become vectors."""
+
+    folder: Path
+    tokens: str
+    layers: str | None
+    limit: int | None
+    out: Path | None
+    workers: int | None
+    progress: Progress
+
+    def images(self, models: Sequence[Model], labeled: bool, stack: contextlib.ExitStack) -> Images:
+        """The vectors in the folder, or those of each model on the images in it."""
+        folder, shown = self.folder, printable(self.folder)
+        if (folder / MANIFEST).is_file():
+            if models:
+                raise VitcliError(
+                    f"{shown}: holds vectors already (a model is only for images)",
+                    f"vitcli probe {folder}",
+                )
+            return read_vectors([folder], self.layers)
+        if not models:
             raise VitcliError(
-                f"{printable(folder)}: holds vectors already (a model is only for images)",
-                f"vitcli probe {folder}",
+                f"{shown}: does not hold vectors of `vitcli embed`",
+                "add --weights SOURCE or --preset NAME to encode its images",
             )
-        return read_vectors([folder], layers)
-    if not models:
-        raise VitcliError(
-            f"{printable(folder)}: does not hold vectors of `vitcli embed`",
-            "add --weights SOURCE or --preset NAME to encode its images",
-        )
-    if recognized(folder) != "folder":
-        asked = {"--layers": layers, "--out": out, "--workers": workers}
-        if given := [name for name, value in asked.items() if value is not None]:
+        if recognized(folder) != "folder":
+            asked = {"--layers": self.layers, "--out": self.out, "--workers": self.workers}
+            if given := [name for name, value in asked.items() if value is not None]:
+                raise VitcliError(
+                    f"{given[0]}: is for a folder of images (got the files of a published set)",
+                    f"leave out {', '.join(given)}",
+                )
+            return published_set(models, folder, self.tokens, self.limit, self.progress)
+        if self.limit is not None:
             raise VitcliError(
-                f"{given[0]}: is for a folder of images (got the files of a published set)",
-                f"leave out {', '.join(given)}",
+                "--limit: is for the files of a published set (got a folder)", "leave out --limit"
             )
-        return published_set(models, folder, tokens, limit, progress)
-    if limit is not None:
-        raise VitcliError(
-            "--limit: is for the files of a published set (got a folder)", "leave out --limit"
+        found = read_folder(folder)
+        for line in found.lines(labeled):
+            self.progress.line(line)
+        if labeled and len(found.classes) < 2:
+            raise VitcliError(
+                f"{shown}: too few classes (got {len(found.classes)} folders with images, "
+                "expected at least 2)",
+                "put the images of each class into a folder of their own",
+            )
+        places = [self._place(one, len(models) > 1, stack) for one in models]
+        if len(models) > 1:
+            self.progress.line(f"vectors are kept in {printable(places[0].parent)}")
+        for number, (one, place) in enumerate(zip(models, places, strict=True)):
+            self._embed(one, place, _Joint(self.progress, number, len(models)))
+        return read_vectors(places, self.layers)
+
+    def _place(self, model: Model, several: bool, stack: contextlib.ExitStack) -> Path:
+        """Where a model's vectors go: `out`, or of several models a folder of each in the cache."""
+        if not several:
+            if self.out:
+                return self.out
+            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vitcli-")))
+        asked = remembered(model.request) if model.request else {"id": id(model)}
+        what = {"request": asked, "tokens": self.tokens, "layers": self.layers}
+        parent = self.out
+        if parent is None:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            parent = cache / "vitcli" / "probe" / _digest(list(_state(self.folder)))
+        place = parent / f"{model.name}-{_digest(what)}".replace(os.sep, "-")
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _embed(self, model: Model, place: Path, progress: Progress) -> None:
+        """Turn the images into vectors; what an earlier run had finished is not done again."""
+        every = range(model.config.encoder.depth + 1)
+        numbers = parse_layers(self.layers) if self.layers and self.layers != "all" else every
+        embed(
+            model,
+            self.folder,
+            place,
+            tokens=self.tokens,
+            layers=numbers if self.layers else (),
+            format="safetensors" if self.layers else "npy",
+            workers=self.workers,
+            progress=progress,
         )
-    found = read_folder(folder)
-    for line in found.lines():
-        progress.line(line)
-    if labeled and len(found.classes) < 2:
-        raise VitcliError(
-            f"{printable(folder)}: too few classes (got {len(found.classes)} folders with images, "
-            "expected at least 2)",
-            "put the images of each class into a folder of their own",
-        )
-    places = [
-        _place(folder, one, number, len(models), tokens, layers, out, stack)
-        for number, one in enumerate(models, start=1)
-    ]
-    if len(models) > 1:
-        progress.line(f"vectors are kept in {printable(places[0].parent)}")
-    for number, (one, place) in enumerate(zip(models, places, strict=True)):
-        joint = _Joint(progress, number, len(models))
-        _embed(one, folder, place, tokens, layers, workers, joint)
-    return read_vectors(places, layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,57 +258,6 @@ class _Joint:
 
     def line(self, text: str) -> None:
         """Notes on the images are the same for every encoder."""
-
-
-def _place(
-    folder: Path,
-    model: Model,
-    number: int,
-    models: int,
-    tokens: str,
-    layers: str | None,
-    out: str | os.PathLike[str] | None,
-    stack: contextlib.ExitStack,
-) -> Path:
-    """Where a model's vectors go: `out`, or for several models a folder of each in the cache."""
-    if models == 1:
-        if out is not None:
-            return Path(out)
-        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vitcli-")))
-    asked = remembered(model.request) if model.request else {"id": id(model)}
-    what = {"request": asked, "tokens": tokens, "layers": layers}
-    name = f"{model.name}-{_digest(what)}".replace(os.sep, "-")
-    if out is not None:
-        parent = Path(out)
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        parent = cache / "vitcli" / "probe" / _digest(list(_state(folder)))
-    (parent / name).mkdir(parents=True, exist_ok=True)
-    return parent / name
-
-
-def _embed(
-    model: Model,
-    folder: Path,
-    place: Path,
-    tokens: str,
-    layers: str | None,
-    workers: int | None,
-    progress: Progress,
-) -> None:
-    """Turn the images into vectors; what an earlier run had finished is not done again."""
-    depth = model.config.encoder.depth
-    numbers = range(depth + 1) if layers == "all" else layer_numbers(layers) if layers else ()
-    embed(
-        model,
-        folder,
-        place,
-        tokens=tokens,
-        layers=numbers,
-        format="npy" if not layers else "safetensors",
-        workers=workers,
-        progress=progress,
-    )
 
 
 def _digest(value: Any) -> str:
@@ -297,23 +276,7 @@ def _state(folder: Path) -> Iterator[Any]:
 
 
 def _costs(models: Sequence[Model], folder: Path) -> list[Cost]:
-    suffixes = (".jpg", ".jpeg", ".png", ".webp")
-    files = [str(p) for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes][:200]
-
-    def read(path: str) -> object:
-        return preprocess(decode(path).image, models[0].preprocessing)
-
-    return costs(models, lambda: decode_seconds(read, files))
-
-
-def costs(
-    models: Sequence[Model],
-    decode: Callable[[], float],
-) -> list[Cost]:
-    """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up.
-
-    `decode` gives the seconds that decoding an image takes on one core.
-    """
+    """What each encoder costs here; timed in turn, A B C A B C, after a pass to warm up."""
     steps = [_step(model) for model in models]
     added = []
     for model, step in zip(models, steps, strict=True):
@@ -323,19 +286,23 @@ def costs(
     for _ in range(TIMED_ROUNDS):
         for place, (model, step) in enumerate(zip(models, steps, strict=True)):
             times[place].append(timed(step, model.device))
-    decoding = decode() / (os.cpu_count() or 1)
+    decoding = _decode_seconds(models[0], folder) / (os.cpu_count() or 1)
     found = []
     for model, seconds, memory in zip(models, times, added, strict=True):
-        speeds = np.quantile(TIMED_BATCH / np.array(seconds), [0.1, 0.5, 0.9])
+        slow, middle, fast = np.quantile(TIMED_BATCH / np.array(seconds), [0.1, 0.5, 0.9]).tolist()
         weights = sum(p.numel() * p.element_size() for p in model.encoder.parameters())
+        if isinstance(model.encoder, LibraryEncoder):  # torch counts another library's operations
+            macs = macs_per_image(model.encoder.backbone, model.input_size)
+        else:
+            macs = model_costs(model.config, model.input_size).macs_per_image
         found.append(
             Cost(
                 parameters=model.parameters,
-                macs_per_image=_macs(model),
-                images_per_s=float(speeds[1]),
-                images_per_s_p10=float(speeds[0]),
-                images_per_s_p90=float(speeds[2]),
-                embed_100k_s=1e5 * max(1 / float(speeds[1]), decoding),
+                macs_per_image=macs,
+                images_per_s=middle,
+                images_per_s_p10=slow,
+                images_per_s_p90=fast,
+                embed_100k_s=1e5 * max(1 / middle, decoding),
                 memory_bytes=weights + memory,
                 batch=TIMED_BATCH,
             )
@@ -343,32 +310,22 @@ def costs(
     return found
 
 
-def _macs(model: Model) -> int:
-    """Multiply-accumulates of one image; of an encoder of another library torch counts them."""
-    if isinstance(model.encoder, LibraryEncoder):
-        return macs_per_image(model.encoder.backbone, model.input_size)
-    return model_costs(model.config, model.input_size).macs_per_image
+def _step(model: Model) -> Callable[[], object]:
+    """A pass over a batch of noise."""
+    shape = (TIMED_BATCH, model.config.encoder.channels, *model.input_size)
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return partial(model.runner, pixels.to(model.device, model.dtype))
 
 
-def _step(model: Model) -> Callable[[], None]:
-    channels = model.config.encoder.channels
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(TIMED_BATCH, channels, *model.input_size, generator=generator)
-    pixels = pixels.to(model.device, model.dtype)
-
-    def step() -> None:
-        model.runner(pixels)
-
-    return step
-
-
-def decode_seconds(read: Callable[[str], object], paths: Sequence[str], most: int = 12) -> float:
-    """Median seconds of decoding one of the images; those that cannot be read are left out."""
+def _decode_seconds(model: Model, folder: Path, most: int = 12) -> float:
+    """Median seconds in which a core prepares an image of the folder; 0 where none is readable."""
+    suffixes = (".jpg", ".jpeg", ".png", ".webp")
+    paths = [str(p) for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes][:200]
     seconds = []
     for path in paths[:: max(1, len(paths) // most)][:most]:
         start = time.perf_counter()
         try:
-            read(path)
+            preprocess(decode(path).image, model.preprocessing)
         except VitcliError:
             continue
         seconds.append(time.perf_counter() - start)

@@ -104,8 +104,7 @@ def probe(
             "--confusion",
             metavar="FILE",
             help="Write the confusion matrix of the linear probe (of the best encoder): .csv, "
-            ".png, "
-            ".svg or .pdf.",
+            ".png, .svg or .pdf.",
         ),
     ] = None,
     map_file: Annotated[
@@ -176,15 +175,12 @@ def probe(
     check_figure_file(map_file, *PAGES)
     if map_file:
         check_projection(projection)
-    if confusion is not None:
-        if confusion.suffix.lower() != ".csv":
-            check_figure_file(confusion)
-        if unlabeled or targets:
-            option = "--unlabeled" if unlabeled else "--targets"
-            raise VitcliError(f"--confusion: needs classes (got {option})", "leave out --confusion")
-    if test and (unlabeled or targets):
-        option = "--unlabeled" if unlabeled else "--targets"
-        raise VitcliError(f"--test: needs classes (got {option})", "leave out --test")
+    if confusion and confusion.suffix.lower() != ".csv":
+        check_figure_file(confusion)
+    other = "--unlabeled" if unlabeled else "--targets" if targets else ""
+    for name, value in (("--confusion", confusion), ("--test", test)):
+        if other and value:
+            raise VitcliError(f"{name}: needs classes (got {other})", f"leave out {name}")
     if unlabeled and targets:
         raise VitcliError(
             "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"

@@ -17,7 +17,14 @@ import torch
 from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.commands.probe.result import Difference
 from vitcli.errors import VitcliError, install_extra
-from vitcli.measures import CONFIDENCE, mcnemar, student_p, student_quantile, wilson
+from vitcli.measures import (
+    CONFIDENCE,
+    mcnemar,
+    student_p,
+    student_quantile,
+    unit_rows,
+    wilson,
+)
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""
@@ -34,11 +41,7 @@ Round = tuple[np.ndarray, np.ndarray]
 
 
 def sklearn() -> Any:
-    """scikit-learn with the modules that are used here.
-
-    Raises:
-        VitcliError: it is not installed.
-    """
+    """scikit-learn with the modules that are used here."""
     try:
         import sklearn
         import sklearn.linear_model
@@ -116,12 +119,13 @@ def deal(labels: np.ndarray, groups: np.ndarray, folds: int, seed: int) -> np.nd
     classes, number = int(labels.max()) + 1, int(groups.max()) + 1
     sizes = np.zeros((number, classes), int)
     np.add.at(sizes, (groups, labels), 1)
+    total = sizes.sum(0)
     order = np.random.default_rng(seed).permutation(number)
     order = order[np.argsort(-sizes[order].sum(1), kind="stable")]
     held = np.zeros((folds, classes))
     chosen = np.zeros(number, int)
     for group in order:
-        share = sizes[group] / sizes.sum(0)
+        share = sizes[group] / total
         load = (held[:, share > 0] * share[share > 0]).sum(1)
         chosen[group] = np.lexsort((held.sum(1), load))[0]
         held[chosen[group]] += sizes[group]
@@ -204,13 +208,6 @@ def neighbor_votes(
     return np.concatenate(said)
 
 
-def unit_rows(vectors: np.ndarray) -> np.ndarray:
-    """Rows of length 1; a row of zeros stays."""
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows: np.ndarray = vectors / np.where(length == 0, 1, length)
-    return rows
-
-
 def linear_classes(
     learned: np.ndarray, labels: np.ndarray, tested: np.ndarray
 ) -> tuple[np.ndarray, bool]:
@@ -260,15 +257,11 @@ def classify(
     vectors: np.ndarray, labels: np.ndarray, splits: Splits, k: int
 ) -> Iterator[tuple[str, Answers]]:
     """Nearest neighbors, then the linear probe, of vectors (N, D) on every round."""
-    near, linear, converged = [], [], True
-    for train, test in splits.rounds:
-        near.append(neighbor_votes(vectors[train], labels[train], vectors[test], k))
+    near = [neighbor_votes(vectors[a], labels[a], vectors[b], k) for a, b in splits.rounds]
     yield f"{k} nearest neighbors", _right(near, labels, splits)
-    for train, test in splits.rounds:
-        said, fine = linear_classes(vectors[train], labels[train], vectors[test])
-        linear.append(said)
-        converged &= fine
-    yield "linear probe", _right(linear, labels, splits, converged)
+    linear = [linear_classes(vectors[a], labels[a], vectors[b]) for a, b in splits.rounds]
+    converged = all(fine for _, fine in linear)
+    yield "linear probe", _right([said for said, _ in linear], labels, splits, converged)
 
 
 def _right(

@@ -6,7 +6,8 @@ import csv
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli.commands.embed.job import iterate_entries, iterate_parts, load_manifest
+from vitcli.commands.embed.job import iterate_parts, load_manifest
 from vitcli.commands.encode.analysis import select_tokens
 from vitcli.commands.encode.result import check_tokens
+from vitcli.config.settings import parse_layers
 from vitcli.errors import VitcliError
-from vitcli.files import printable
+from vitcli.files import first_names, printable
 from vitcli.images.folders import class_order, read_layout
 from vitcli.images.preprocess import preprocess
-from vitcli.images.sources import Items, published_sets, recognized
+from vitcli.images.sources import published_sets, recognized
 from vitcli.model import Model
 from vitcli.results import Progress
 
@@ -88,9 +90,6 @@ def read_vectors(folders: Sequence[Path], layers: str | None = None) -> Images:
     """The vectors in folders that `vitcli embed` wrote, of the images that all of them hold.
 
     `layers` (`all`, or numbers with commas) takes the columns of those layers, one encoder each.
-
-    Raises:
-        VitcliError: no vectors there, parts are missing, no such layers, no image in common.
     """
     columns = [(folder, column) for folder in folders for column in _columns(folder, layers)]
     found = [_column(folder, column) for folder, column in columns]
@@ -127,7 +126,7 @@ def _columns(folder: Path, layers: str | None) -> list[str | None]:
         return [None]
     there = {_layer_of(name): name for name, *_ in settings.get("columns", ())}
     numbers = sorted(layer for layer in there if layer is not None)
-    wanted = numbers if layers == "all" else layer_numbers(layers)
+    wanted = numbers if layers == "all" else parse_layers(layers)
     depth = settings.get("config", {}).get("depth", max(numbers, default=0))
     wanted = [depth + 1 + layer if layer < 0 else layer for layer in wanted]
     missing = [layer for layer in wanted if layer not in there]
@@ -138,16 +137,6 @@ def _columns(folder: Path, layers: str | None) -> list[str | None]:
             "vitcli embed PATH --out DIR --layers 3,6,9,12",
         )
     return [there[layer] for layer in dict.fromkeys(wanted)]
-
-
-def layer_numbers(layers: str) -> list[int]:
-    try:
-        return [int(part) for part in layers.split(",")]
-    except ValueError as error:
-        raise VitcliError(
-            f"--layers {layers}: are not layers (expected all, or numbers with commas)",
-            "--layers all",
-        ) from error
 
 
 def _layer_of(column: str | None) -> int | None:
@@ -168,13 +157,6 @@ def _column(folder: Path, column: str | None) -> tuple[list[str], np.ndarray, in
     return names, np.concatenate(arrays), failed
 
 
-def shard_labels(images: Images) -> dict[str, str]:
-    """What tar shards say of their members, by name, of the images of one folder of vectors."""
-    kept = images.encoders[0].kept
-    entries = iterate_entries(Path(kept)) if kept else ()
-    return {entry.name: entry.label for entry in entries if entry.label}
-
-
 def with_classes(
     images: Images, labels: dict[str, str] | None = None, test: bool = False
 ) -> Images:
@@ -187,9 +169,6 @@ def with_classes(
     Args:
         labels: what shards say of their members, by name.
         test: `test` is tested and `val` left out.
-
-    Raises:
-        VitcliError: a test split is asked for, and there is none with classes.
     """
     layout = read_layout(images.names)
     places = [layout.place(name, (labels or {}).get(name, "")) for name in images.names]
@@ -215,44 +194,49 @@ def with_classes(
 
 def with_targets(images: Images, file: Path) -> Images:
     """The images that a CSV of path and number gives a number to predict."""
-    table = _table(file)
-    values = {}
-    for place, (path, text) in enumerate(table):
-        try:
-            values[path] = float(text)
-        except ValueError as error:
-            if place:  # the first line may be a header
-                raise VitcliError(
-                    f"{printable(file)}:{place + 1}: is not a number (got {text!r})",
-                    "write PATH,NUMBER on each line",
-                ) from error
-    found = [_lookup(values, name) for name in images.names]
-    keep = np.array([value is not None and math.isfinite(value) for value in found], bool)
+    rows = _table(file)
+    for line, (_, text) in enumerate(rows, start=1):
+        if not _is_number(text) and line > 1:  # the first line may be a header
+            raise VitcliError(
+                f"{printable(file)}:{line}: is not a number (got {text!r})",
+                "write PATH,NUMBER on each line",
+            )
+    values = _values(file, [row for row in rows if _is_number(row[1])], images.names)
+    targets = np.array([math.nan if value is None else float(value) for value in values])
+    keep = np.isfinite(targets)
     if keep.sum() < 4:
         raise VitcliError(
             f"{printable(file)}: too few images have a number (got {int(keep.sum())} of "
-            f"{len(found):,}, expected at least 4)",
+            f"{len(keep):,}, expected at least 4)",
             "write paths relative to the folder of images",
         )
-    targets = np.array([math.nan if value is None else value for value in found])
-    return dataclasses.replace(
-        dataclasses.replace(images, labels=targets).kept(keep), unlabelled=int((~keep).sum())
-    )
+    if np.ptp(targets[keep]) == 0:
+        raise VitcliError(
+            f"{printable(file)}: every image has the number {targets[keep][0]:g}, so there is "
+            "nothing to predict",
+            "write numbers that differ",
+        )
+    numbered = dataclasses.replace(images, labels=targets).kept(keep)
+    return dataclasses.replace(numbered, unlabelled=int((~keep).sum()))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def with_groups(images: Images, groups: str | None) -> Images:
-    """The groups that `--groups` names: `parent`, or a CSV of path and group.
-
-    Raises:
-        VitcliError: a file that cannot be read, or without some image.
-    """
+    """The groups that `--groups` names: `parent`, or a CSV of path and group."""
     if groups is None:
         return images
     if groups == "parent":
         names = tuple(str(PurePosixPath(name).parent) for name in images.names)
         return dataclasses.replace(images, groups=names)
-    table = dict(_table(Path(groups)))
-    found = [_lookup(table, name) for name in images.names]
+    file = Path(groups)
+    found = _values(file, _table(file), images.names)
     missing = [name for name, group in zip(images.names, found, strict=True) if group is None]
     if missing:
         raise VitcliError(
@@ -260,16 +244,39 @@ def with_groups(images: Images, groups: str | None) -> Images:
             f"({len(missing):,} of {len(found):,} images are without a group)",
             "write PATH,GROUP for every image, or use --groups parent",
         )
-    return dataclasses.replace(images, groups=tuple(str(group) for group in found))
+    return dataclasses.replace(images, groups=tuple(map(str, found)))
 
 
-def _lookup(table: dict[str, Any], name: str) -> Any:
-    """The value of a name, also where the table names it below some of its own folders."""
-    if name in table:
-        return table[name]
-    parts = name.split("/")
-    endings = ("/".join(parts[at:]) for at in range(1, len(parts)))
-    return next((table[ending] for ending in endings if ending in table), None)
+def _values(file: Path, rows: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str | None]:
+    """The value of each image by the rows (path, value) of a file; None without one.
+
+    A path may leave out the first folders of an image's name, and be written as Windows or macOS
+    writes it; it means one image, which has one value.
+    """
+    table: dict[str, str] = {}
+    for path, value in rows:
+        for spelled in {path, path.replace("\\", "/")}:
+            key = unicodedata.normalize("NFC", os.path.normpath(spelled))
+            if table.setdefault(key, value) != value:
+                raise VitcliError(
+                    f"{printable(file)}: {printable(path)} is given twice (got {table[key]} and "
+                    f"{value})",
+                    "write one line for each image",
+                )
+    found: list[str | None] = []
+    meant: dict[str, str] = {}
+    for name in names:
+        parts = unicodedata.normalize("NFC", name).split("/")
+        endings = ("/".join(parts[at:]) for at in range(len(parts)))
+        key = next((ending for ending in endings if ending in table), "")
+        if key and meant.setdefault(key, name) != name:
+            raise VitcliError(
+                f"{printable(file)}: {printable(key)} is more than one image "
+                f"({first_names([meant[key], name])})",
+                "write paths relative to the folder of images",
+            )
+        found.append(table.get(key))
+    return found
 
 
 def _table(file: Path) -> list[tuple[str, str]]:
@@ -285,7 +292,7 @@ def _table(file: Path) -> list[tuple[str, str]]:
         raise VitcliError(
             f"{printable(file)}: a line does not have two columns", "name a CSV file of two columns"
         )
-    return [(os.path.normpath(path.strip()), value.strip()) for path, value in rows]
+    return [(path.strip(), value.strip()) for path, value in rows]
 
 
 def published_set(
@@ -299,35 +306,26 @@ def published_set(
     for model in models:
         check_tokens(model.config, [kind])
     train, test, classes = published_sets(folder, recognized(folder))
-    halves = [_drawn(train, limit), _drawn(test, limit)]
-    total = sum(len(places) for _, places in halves)
-    labels = [classes[items[int(place)][1]] for items, places in halves for place in places]
+    chosen = []
+    for half, items in (("train", train), ("test", test)):
+        order = np.random.default_rng(_SEED).permutation(len(items))
+        chosen += [(half, items, int(place)) for place in np.sort(order[:limit])]
     encoders, done = [], 0
     for model in models:
         vectors = []
-        for group in _batches(halves):
+        for at in range(0, len(chosen), _BATCH):
+            group = [items[place][0] for _, items, place in chosen[at : at + _BATCH]]
             vectors.append(_encoded(model, group, kind))
             done += len(group)
-            progress(done, total * len(models))
+            progress(done, len(chosen) * len(models))
         registers = model.config.encoder.registers
         encoders.append(
             Encoded(model.name, model.weights, np.concatenate(vectors), registers=registers)
         )
-    learned = len(halves[0][1])
-    names = tuple(f"{'train' if i < learned else 'test'}/{i}" for i in range(total))
-    is_test = np.arange(total) >= learned
-    return Images(names, tuple(encoders), np.array(labels, object), is_test)
-
-
-def _drawn(items: Items, limit: int | None) -> tuple[Items, np.ndarray]:
-    order = np.random.default_rng(_SEED).permutation(len(items))
-    return items, np.sort(order[:limit])
-
-
-def _batches(halves: Sequence[tuple[Items, np.ndarray]]) -> Iterator[list[Any]]:
-    for items, places in halves:
-        for start in range(0, len(places), _BATCH):
-            yield [items[int(place)][0] for place in places[start : start + _BATCH]]
+    names = tuple(f"{half}/{i}" for i, (half, _, _) in enumerate(chosen))
+    labels = np.array([classes[items[place][1]] for _, items, place in chosen], object)
+    is_test = np.array([half == "test" for half, _, _ in chosen], bool)
+    return Images(names, tuple(encoders), labels, is_test)
 
 
 def _encoded(model: Model, pictures: Sequence[Any], kind: str) -> np.ndarray:
@@ -337,8 +335,9 @@ def _encoded(model: Model, pictures: Sequence[Any], kind: str) -> np.ndarray:
         return select_tokens(model, model.runner(batch), kind).astype(np.float32)
 
 
-def ordered(labels: np.ndarray) -> tuple[list[str], np.ndarray]:
+def ordered(labels: np.ndarray | None) -> tuple[list[str], np.ndarray]:
     """The classes, numbers in their order, and the number of each label's class (N,)."""
+    assert labels is not None
     classes = class_order(labels.tolist())
     number = {name: place for place, name in enumerate(classes)}
     return classes, np.array([number[label] for label in labels])

@@ -62,48 +62,54 @@ class Confusion:
     """Of the tested images of `is_class`."""
 
 
-@dataclass(frozen=True)
-class ProbeResult(Result):
-    """The result of `vitcli probe DIR` for one encoder."""
-
-    rows_at: ClassVar[str] = "scores"
+@dataclass(frozen=True, kw_only=True)
+class Tested(Result):
+    """What a result for one encoder and a ranking of several have in common."""
 
     folder: str
-    model: str
-    weights: str
-    width: int
     images: int
     classes: tuple[str, ...]
     protocol: str
     """How images were split into training and test images."""
+    largest_class: str
     largest_share: float
     """Accuracy of always predicting the largest class; 0 for numbers."""
     failed: int
     """Images without a vector."""
     unlabelled: int
     """Images in no class that can be tested, or without a number."""
-    scores: tuple[ProbeScore, ...]
-    """Nearest neighbors and linear probe; empty for numbers."""
-    verdict: str = ""
-    """A sentence: the accuracy, and whether it is better than always predicting one class."""
-    verdict_code: str = ""
-    """better, no better, too few images."""
-    largest_class: str = ""
-    duplicates: int = 0
+    duplicates: int
     """Images whose vector is identical to another's; they stay on one side of every split."""
-    left_out: int = 0
+    left_out: int
     """Test images of a given split that are left out because they are training images too."""
-    groups: int = 0
+    groups: int
     """Number of groups that stay on one side; the number of images without groups."""
-    per_class: tuple[ClassScore, ...] = ()
-    """Worst first."""
-    confusions: tuple[Confusion, ...] = ()
+    per_class: tuple[ClassScore, ...]
+    """Of the best encoder, worst first."""
+    confusions: tuple[Confusion, ...]
     """Pairs of classes that are confused, worst first."""
-    regression: RegressionScore | None = None
-    confusion_matrix: tuple[tuple[int, ...], ...] = ()
+    confusion_matrix: tuple[tuple[int, ...], ...]
     """Counts by the linear probe, a row per true class; empty without `confusion`."""
+    verdict: str
+    """A sentence: the accuracy, and whether it is better than always predicting one class."""
+    verdict_code: str
+    """better (of a ranking: one best, cannot be distinguished), no better, too few images."""
     plane: Plane | None = None
     """Vectors in two dimensions (of the best encoder), where they were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult(Tested):
+    """The result of `vitcli probe DIR` for one encoder."""
+
+    rows_at: ClassVar[str] = "scores"
+
+    model: str
+    weights: str
+    width: int
+    scores: tuple[ProbeScore, ...]
+    """Nearest neighbors and linear probe; empty for numbers."""
+    regression: RegressionScore | None
 
 
 @dataclass(frozen=True)
@@ -141,9 +147,9 @@ class Difference:
     only_this: int
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """One encoder, or one layer, of a ranking."""
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """One encoder, or one layer, among several."""
 
     name: str
     model: str
@@ -152,6 +158,12 @@ class Ranked:
     width: int
     vectors: str
     """The folder that holds its vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked(Encoder):
+    """Its place in a ranking by accuracy."""
+
     scores: tuple[ProbeScore, ...]
     regression: RegressionScore | None
     difference: Difference | None
@@ -159,49 +171,22 @@ class Ranked:
     cost: Cost | None
 
 
-@dataclass(frozen=True)
-class RankingResult(Result):
+@dataclass(frozen=True, kw_only=True)
+class RankingResult(Tested):
     """The result of `vitcli probe DIR` for several encoders or layers, best first."""
 
     view_prefix: ClassVar[str] = "ranking_"
     rows_at: ClassVar[str] = "ranked"
 
-    folder: str
-    images: int
-    classes: tuple[str, ...]
-    protocol: str
-    largest_class: str
-    largest_share: float
-    failed: int
-    unlabelled: int
-    duplicates: int
-    left_out: int
-    groups: int
     ranked: tuple[Ranked, ...]
-    per_class: tuple[ClassScore, ...]
-    """Of the best one, worst first."""
-    confusions: tuple[Confusion, ...]
     timing: str
     """How speed and memory were measured; empty if they were not."""
-    verdict: str
-    verdict_code: str
-    """one best, cannot be distinguished, no better, too few images."""
-    confusion_matrix: tuple[tuple[int, ...], ...] = ()
-    """Of the best one, as in ProbeResult."""
-    plane: Plane | None = None
-    """Vectors in two dimensions (of the best encoder), where they were asked for."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of an encoder with other encoders about nearest neighbors."""
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Encoder):
+    """Its agreement with other encoders about nearest neighbors."""
 
-    name: str
-    model: str
-    weights: str
-    layer: int | None
-    width: int
-    vectors: str
     neighbors: float
     """Mean share of the k nearest images that it has in common with another encoder."""
     low: float

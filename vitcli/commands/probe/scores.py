@@ -19,6 +19,7 @@ from vitcli.commands.probe.result import (
     ClassScore,
     Confusion,
     Cost,
+    Difference,
     ProbeResult,
     ProbeScore,
     Ranked,
@@ -50,16 +51,11 @@ class Trial:
         images = self.images
         self.classes: list[str] = []
         self.numbers = np.zeros(len(images.names), int)
-        groups = self._groups(images)
         if not images.regression:
-            assert images.labels is not None
-            keep = self._testable(images, groups)
-            images = dataclasses.replace(
-                images.kept(keep), unlabelled=images.unlabelled + int((~keep).sum())
-            )
-            assert images.labels is not None
+            keep = self._testable()
+            unlabelled = images.unlabelled + int((~keep).sum())
+            images = dataclasses.replace(images.kept(keep), unlabelled=unlabelled)
             self.classes, self.numbers = ordered(images.labels)
-            groups = self._groups(images)
         if len(images.names) < 4 or (not images.regression and len(self.classes) < 2):
             of = "groups" if images.groups is not None else "images"
             raise VitcliError(
@@ -68,9 +64,9 @@ class Trial:
                 "put a folder per class into it, each with different images",
             )
         self.images, self.left_out = images, 0
-        self.grouped = len(np.unique(groups))
         vectors = [encoder.vectors for encoder in images.encoders]
-        same = evaluate.join_groups(vectors)
+        groups, same = evaluate.join_groups(vectors, images.groups), evaluate.join_groups(vectors)
+        self.grouped = len(np.unique(groups))
         self.duplicates = int((np.bincount(same)[same] > 1).sum())
         if images.is_test is not None:
             self.splits, self.left_out = evaluate.given_split(images.is_test, groups)
@@ -80,8 +76,7 @@ class Trial:
             if not len(self.splits.rounds[0][1]):
                 raise VitcliError(
                     f"{printable(self.folder)}: no test image is of a class in train and "
-                    "differs from "
-                    "all training images",
+                    "differs from all training images",
                     "check which images are in train and in test",
                 )
         else:
@@ -97,47 +92,52 @@ class Trial:
             smallest = evaluate.smallest_class(self.numbers, self.splits)
             self.k = max(1, min(self.k, smallest))
 
-    def _groups(self, images: Images) -> np.ndarray:
-        vectors = [encoder.vectors for encoder in images.encoders]
-        return evaluate.join_groups(vectors, images.groups)
-
-    def _testable(self, images: Images, groups: np.ndarray) -> np.ndarray:
-        """Images of classes that occur in train, or that have two groups."""
-        assert images.labels is not None
+    def _testable(self) -> np.ndarray:
+        """Whether each image is of a class that occurs in train, or that has two groups."""
+        images = self.images
         classes, numbers = ordered(images.labels)
         if images.is_test is not None:
-            learned = np.isin(np.arange(len(classes)), numbers[~images.is_test])
-            return np.asarray(learned[numbers])
-        return np.asarray((evaluate.groups_per_class(numbers, groups) > 1)[numbers])
+            fit = np.isin(np.arange(len(classes)), numbers[~images.is_test])
+        else:
+            groups = evaluate.join_groups([e.vectors for e in images.encoders], images.groups)
+            fit = evaluate.groups_per_class(numbers, groups) > 1
+        kept: np.ndarray = fit[numbers]
+        return kept
+
+    def _facts(self, answers: Answers) -> dict[str, Any]:
+        """The fields of `Tested` but for the verdict; `answers` are the linear model's."""
+        per_class, pairs, matrix = self._by_class(answers)
+        largest, share = self._largest()
+        return {
+            "folder": str(self.folder),
+            "images": len(self.images.names),
+            "classes": tuple(self.classes),
+            "protocol": self.splits.words,
+            "largest_class": largest,
+            "largest_share": share,
+            "failed": self.images.failed,
+            "unlabelled": self.images.unlabelled,
+            "duplicates": self.duplicates,
+            "left_out": self.left_out,
+            "groups": self.grouped,
+            "per_class": per_class,
+            "confusions": pairs,
+            "confusion_matrix": matrix,
+        }
 
     def single(self) -> ProbeResult:
         (encoder,) = self.images.encoders
         scores, regression, answers = self._scores(encoder)
-        per_class, pairs, matrix = self._by_class(answers)
-        name, share = self._largest()
         code, words = self._verdict(scores, regression)
         return ProbeResult(
-            folder=str(self.folder),
+            **self._facts(answers),
             model=encoder.model,
             weights=encoder.weights,
             width=encoder.vectors.shape[1],
-            images=len(self.images.names),
-            classes=tuple(self.classes),
-            protocol=self.splits.words,
-            largest_share=share,
-            failed=self.images.failed,
-            unlabelled=self.images.unlabelled,
             scores=scores,
+            regression=regression,
             verdict=words,
             verdict_code=code,
-            largest_class=name,
-            duplicates=self.duplicates,
-            left_out=self.left_out,
-            groups=self.grouped,
-            per_class=per_class,
-            confusions=pairs,
-            regression=regression,
-            confusion_matrix=matrix,
         )
 
     def _scores(
@@ -244,12 +244,7 @@ class Trial:
         names = encoder_names([item[0] for item in found])
         ranked = tuple(
             Ranked(
-                name=name,
-                model=encoder.model,
-                weights=encoder.weights,
-                layer=encoder.layer,
-                width=encoder.vectors.shape[1],
-                vectors=encoder.kept,
+                **_row(name, encoder),
                 scores=scores,
                 regression=regression,
                 difference=difference,
@@ -259,8 +254,6 @@ class Trial:
                 names, found, differences, strict=True
             )
         )
-        per_class, pairs, matrix = self._by_class(best)
-        largest, share = self._largest()
         code, words = self._ranking_verdict(ranked)
         timing = (
             f"images per second: median of {evaluate.TIMED_ROUNDS} passes of "
@@ -268,24 +261,11 @@ class Trial:
             "the encoder and of decoding on all cores"
         )
         return RankingResult(
-            folder=str(self.folder),
-            images=len(self.images.names),
-            classes=tuple(self.classes),
-            protocol=self.splits.words,
-            largest_class=largest,
-            largest_share=share,
-            failed=self.images.failed,
-            unlabelled=self.images.unlabelled,
-            duplicates=self.duplicates,
-            left_out=self.left_out,
-            groups=self.grouped,
+            **self._facts(best),
             ranked=ranked,
-            per_class=per_class,
-            confusions=pairs,
             timing=timing if cost else "",
             verdict=words,
             verdict_code=code,
-            confusion_matrix=matrix,
         )
 
     def _ranking_verdict(self, ranked: Sequence[Ranked]) -> tuple[str, str]:
@@ -300,10 +280,13 @@ class Trial:
                 f"{' and '.join([best.name, *tied])} do not differ significantly {images}; "
                 f"{best.name}: {words}"
             )
-        second = (
-            f", {_gap(gaps[0][1], self.images.regression)} above {gaps[0][0].name}" if gaps else ""
-        )
+        second = f", {self._gap(gaps[0][1])} above {gaps[0][0].name}" if gaps else ""
         return "one best", f"{best.name} is best{second} {images}: {words}"
+
+    def _gap(self, gap: Difference) -> str:
+        if self.images.regression:
+            return f"{gap.accuracy:.3f} [{gap.low:.3f}, {gap.high:.3f}] of R²"
+        return f"{100 * gap.accuracy:.1f} points [{100 * gap.low:.1f}, {100 * gap.high:.1f}]"
 
 
 def _unproven(
@@ -314,12 +297,6 @@ def _unproven(
         words = f"tested on too few images to tell it from always predicting {always}"
         return "too few images", f"{words}: {facts}"
     return "no better", f"no better than always predicting {always}: {facts}"
-
-
-def _gap(gap: Any, regression: bool) -> str:
-    if regression:
-        return f"{gap.accuracy:.3f} [{gap.low:.3f}, {gap.high:.3f}] of R²"
-    return f"{100 * gap.accuracy:.1f} points [{100 * gap.low:.1f}, {100 * gap.high:.1f}]"
 
 
 def encoder_names(encoders: Sequence[Encoded]) -> list[str]:
@@ -337,6 +314,18 @@ def encoder_names(encoders: Sequence[Encoded]) -> list[str]:
     if all(e.layer is not None for e in encoders):
         return [f"{f'{name(e)} ' * (len(kinds) > 1)}layer {e.layer}" for e in encoders]
     return [name(e) for e in encoders]
+
+
+def _row(name: str, encoder: Encoded) -> dict[str, Any]:
+    """The fields of `result.Encoder`."""
+    return {
+        "name": name,
+        "model": encoder.model,
+        "weights": encoder.weights,
+        "layer": encoder.layer,
+        "width": encoder.vectors.shape[1],
+        "vectors": encoder.kept,
+    }
 
 
 def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
@@ -367,15 +356,9 @@ def agreement(folder: Path, images: Images, k: int) -> AgreementResult:
     ranked = []
     for i in order:
         mean, low, high = mean_interval(by_image[i].tolist())
-        encoder = images.encoders[i]
         ranked.append(
             Agreement(
-                name=names[i],
-                model=encoder.model,
-                weights=encoder.weights,
-                layer=encoder.layer,
-                width=encoder.vectors.shape[1],
-                vectors=encoder.kept,
+                **_row(names[i], images.encoders[i]),
                 neighbors=mean,
                 low=max(low, 0.0),
                 high=min(high, 1.0),

@@ -42,19 +42,14 @@ def tables(result: ProbeResult) -> Iterator[Any]:
         f"[bold]{escape(result.model)}[/], weights: {escape(result.weights)}, vectors of "
         f"{result.width}, on {result.images:,} images{_of_classes(result.classes)}"
     )
-    rows = table()
     if result.regression:
-        rows.add_column("")
-        for name in ("R²", "95% interval", "mean absolute error"):
-            rows.add_column(name, justify="right")
+        rows = table(None, "", ">R²", ">95% interval", ">mean absolute error")
         score = result.regression
         interval = f"{score.low:.3f} to {score.high:.3f}"
         error = f"{score.mean_absolute_error:.4g}"
         rows.add_row(score.method, f"{score.r2:.3f}", interval, error)
     else:
-        rows.add_column("")
-        for name in ("accuracy", "95% interval", "correct / tested"):
-            rows.add_column(name, justify="right")
+        rows = table(None, "", ">accuracy", ">95% interval", ">correct / tested")
         for one in result.scores:
             rows.add_row(
                 one.method + ("" if one.converged else " (not converged)"),
@@ -70,37 +65,36 @@ def tables(result: ProbeResult) -> Iterator[Any]:
     yield escape(result.verdict)
 
 
+def _of_names(title: str | None, *columns: str) -> Any:
+    """A table whose first column holds names, which are folded where they are too long."""
+    rows = table(title, *columns)
+    rows.columns[0].overflow = "fold"
+    return rows
+
+
 def _of_classes(classes: Sequence[str]) -> str:
     return f" of {len(classes):,} classes" if classes else ""
 
 
 def _protocol(result: ProbeResult | RankingResult) -> str:
-    facts = [result.protocol]
-    if result.duplicates:
-        facts.append(
-            f"images with identical vectors, kept on one side of every split: {result.duplicates:,}"
-        )
-    if result.groups < result.images:
-        facts.append(f"groups kept on one side of every split: {result.groups:,}")
-    if result.left_out:
-        facts.append(
-            f"test images left out because they are also training images: {result.left_out:,}"
-        )
-    if result.failed:
-        facts.append(f"images without a vector: {result.failed:,}")
-    if result.unlabelled:
-        facts.append(f"images that cannot be tested: {result.unlabelled:,}")
-    return "; ".join(facts)
+    grouped = result.groups if result.groups < result.images else 0
+    counts = {
+        "images with identical vectors, kept on one side of every split": result.duplicates,
+        "groups kept on one side of every split": grouped,
+        "test images left out because they are also training images": result.left_out,
+        "images without a vector": result.failed,
+        "images that cannot be tested": result.unlabelled,
+    }
+    facts = [f"{what}: {count:,}" for what, count in counts.items() if count]
+    return "; ".join([result.protocol, *facts])
 
 
 def _by_class(scores: Sequence[ClassScore], pairs: Sequence[Confusion]) -> Iterator[Any]:
     """The classes with the lowest accuracy, and the class predicted most often for each."""
     if len(scores) < 3 or not pairs:
         return
-    worst = table("lowest accuracy by class (linear probe)")
-    worst.add_column("class", overflow="fold")
-    for name in ("accuracy", "95% interval", "tested"):
-        worst.add_column(name, justify="right")
+    title = "lowest accuracy by class (linear probe)"
+    worst = _of_names(title, "class", ">accuracy", ">95% interval", ">tested")
     worst.add_column("most often predicted", overflow="fold")
     for score in scores[:WORST]:
         taken = next((pair for pair in pairs if pair.is_class == score.name), None)
@@ -130,13 +124,9 @@ def ranking_tables(result: RankingResult) -> Iterator[Any]:
 
 def _accuracies(result: RankingResult) -> Any:
     numbers = result.ranked[0].regression is not None
-    rows = table()
-    rows.add_column("layer" if result.ranked[0].layer is not None else "encoder", overflow="fold")
-    for name in ("R²",) if numbers else ("linear", "k-NN"):
-        rows.add_column(name, justify="right")
-        rows.add_column("95%", justify="right")
-    rows.add_column("below best", justify="right")
-    rows.add_column("p", justify="right")
+    first = "layer" if result.ranked[0].layer is not None else "encoder"
+    scores = [">R²", ">95%"] if numbers else [">linear", ">95%", ">k-NN", ">95%"]
+    rows = _of_names(None, first, *scores, ">below best", ">p")
     for one in result.ranked:
         cells: list[str] = []
         if one.regression:
@@ -155,10 +145,8 @@ def _accuracies(result: RankingResult) -> Any:
 
 
 def _costs(ranked: Sequence[Ranked]) -> Any:
-    rows = table()
-    rows.add_column("encoder", overflow="fold")
-    for name in ("vector", "param.", "MACs", "images/s", "100k images", "memory"):
-        rows.add_column(name, justify="right")
+    numbers = (">vector", ">param.", ">MACs", ">images/s", ">100k images", ">memory")
+    rows = _of_names(None, "encoder", *numbers)
     for one in ranked:
         if one.cost is None:
             continue
@@ -181,10 +169,8 @@ def agreement_tables(result: AgreementResult) -> Iterator[Any]:
         f"[bold]{result.images:,} images without labels[/]: agreement about the "
         f"{result.k} nearest neighbors of each; this is not accuracy"
     )
-    rows = table()
-    rows.add_column("encoder", overflow="fold")
-    for name in ("vector", "common neighbors", "95% interval", "mean CKA"):
-        rows.add_column(name, justify="right")
+    numbers = (">vector", ">common neighbors", ">95% interval", ">mean CKA")
+    rows = _of_names(None, "encoder", *numbers)
     for one in result.ranked:
         rows.add_row(
             escape(one.name),
@@ -267,11 +253,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 @styled
 def figure(result: ProbeResult) -> Any:
-    """Accuracy of each class by the linear probe, lowest first, at most 30 of them.
-
-    Raises:
-        VitcliError: numbers are predicted, not classes.
-    """
+    """Accuracy of each class by the linear probe, lowest first, at most 30 of them."""
     scores = result.per_class[:30]
     if not scores:
         raise VitcliError(

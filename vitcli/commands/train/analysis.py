@@ -12,36 +12,19 @@ from vitcli.commands.train.result import TrainResult
 from vitcli.commands.train.run import Run, run
 from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.commands.train.start import with_classifier
-from vitcli.config.load import ModelRequest, resized_to
-from vitcli.config.settings import Setting
+from vitcli.config.load import resized_to
+from vitcli.config.settings import named_settings
 from vitcli.config.training import (
-    IMAGES_RECIPE,
-    SHAPES_RECIPE,
     ImagesRun,
     ShapesRun,
     TrainRequest,
     launched,
-    split_preset,
 )
 from vitcli.errors import VitcliError
 from vitcli.images.shapes import Shapes
 from vitcli.loading import load_model
 from vitcli.model import Model
 from vitcli.results import QUIET, Progress
-
-KEYS = {
-    "data": "data.path",
-    "difficulty": "data.difficulty",
-    "norm": "encoder.norm_placement",
-    **{name: f"train.{name}" for name in ("lr", "epochs", "batch", "warmup", "freeze", "seed")},
-    **{name: f"train.{name}" for name in ("weights", "which", "prefix")},
-}
-"""Arguments of `train` and `train_shapes` that are config keys."""
-REQUESTED = (
-    *("device", "resume", "extend", "accept_new_data"),
-    *("check", "fail_fast", "test", "classes"),
-)
-"""Arguments that are `TrainRequest`'s."""
 
 
 def train_shapes(
@@ -84,7 +67,7 @@ def train_shapes(
         VitcliError: a bad config or source, an impossible run, a directory that cannot be
             written or holds another run.
     """
-    request = _request(locals())
+    request = TrainRequest.of(locals(), named_settings(set))
     source = source_of(request)
     return run_shapes(request, shapes_config(request, source), source, progress)
 
@@ -136,34 +119,9 @@ def train(
     Raises:
         VitcliError: as `train_shapes`; no images, or on resuming not those of the run.
     """
-    request = _request(locals())
+    request = TrainRequest.of(locals(), named_settings(set))
     source = source_of(request)
     return run_images(request, images_config(request, source), source, progress, download)
-
-
-def _request(given: Mapping[str, Any]) -> TrainRequest:
-    """The arguments of `train` or `train_shapes` as the request of a command line; what is in
-    `set` comes last, so the exact key wins."""
-    named = {key: given[name] for name, key in KEYS.items() if given.get(name) is not None}
-    named = {key: str(v) if isinstance(v, Path) else v for key, v in named.items()}
-    settings = [Setting(tuple(key.split(".")), v, key) for key, v in named.items()]
-    settings += [
-        Setting(tuple(key.split(".")), v, f"set[{key!r}]")
-        for key, v in (given["set"] or {}).items()
-    ]
-    preset, backbone = split_preset(given["preset"])
-    model = ModelRequest(
-        preset=preset,
-        config_file=given["config"] and Path(given["config"]),
-        device="cpu",
-        weights=named.get("train.weights"),
-        which=named.get("train.which"),
-        prefix=named.get("train.prefix"),
-    )
-    rest = {name: given[name] for name in REQUESTED if name in given}
-    return TrainRequest(
-        model, (*backbone, *settings), out=given["out"] and Path(given["out"]), **rest
-    )
 
 
 def source_of(request: TrainRequest) -> Model | None:
@@ -172,12 +130,8 @@ def source_of(request: TrainRequest) -> Model | None:
 
 
 def shapes_config(request: TrainRequest, source: Model | None = None) -> ShapesRun:
-    """The whole config of a run on shapes.
-
-    Raises:
-        VitcliError: unknown keys, wrong types or impossible combinations.
-    """
-    config = request.run_config(ShapesRun, SHAPES_RECIPE, source.config if source else None)
+    """The whole config of a run on shapes."""
+    config = request.run_config(ShapesRun, source.config if source else None)
     return for_classes(request, config, config.data.classes)
 
 
@@ -187,11 +141,7 @@ def run_shapes(
     source: Model | None = None,
     progress: Progress = QUIET,
 ) -> TrainResult:
-    """Train on synthetic shapes.
-
-    Raises:
-        VitcliError: an impossible run, a directory that cannot be written, a failed audit.
-    """
+    """Train on synthetic shapes."""
     data = ShapesSource(
         shapes_of(config), config.data.train_size, config.data.val_size, config.preprocess
     )
@@ -204,12 +154,8 @@ def shapes_of(config: ShapesRun) -> Shapes:
 
 
 def images_config(request: TrainRequest, source: Model | None = None) -> ImagesRun:
-    """The whole config of a run on images, but for the classifier, which follows the data.
-
-    Raises:
-        VitcliError: unknown keys, wrong types or impossible combinations; no data.
-    """
-    config = request.run_config(ImagesRun, IMAGES_RECIPE, source.config if source else None)
+    """The whole config of a run on images, but for the classifier, which follows the data."""
+    config = request.run_config(ImagesRun, source.config if source else None)
     if config.data.path is None:
         raise VitcliError(
             "DATA: is missing (expected a folder of images)", "name a folder: vitcli train DATA"
@@ -224,29 +170,7 @@ def run_images(
     progress: Progress = QUIET,
     download: bool = False,
 ) -> TrainResult:
-    """Read the images that the config names and train on them.
-
-    Raises:
-        VitcliError: as `run_shapes`; no images, or on resuming not those of the run.
-    """
-    data = images_of(request, config, progress, download)
-    for text in data.inputs.notes if launched().rank == 0 else ():
-        progress.line(text)
-    return run(request, for_classes(request, config, data.classes), data, source, progress)
-
-
-def images_of(
-    request: TrainRequest,
-    config: ImagesRun,
-    progress: Progress = QUIET,
-    download: bool = False,
-) -> ImagesSource:
-    """The images that the config names; those of the run, where one is resumed.
-
-    Raises:
-        VitcliError: they are not there or not readable, or they are not those of the run.
-    """
-    assert config.data.path is not None
+    """Read the images that the config names and train on them."""
     if download and launched().size > 1:
         raise VitcliError("--download is for one process", "fetch the files first, then torchrun")
     stored = None
@@ -260,37 +184,22 @@ def images_of(
                 f"train on from its weights: vitcli train DATA --weights {request.out} --out DIR "
                 "(it may have trained on images that are held out there)",
             )
-    return ImagesSource(
-        Path(config.data.path),
-        config.data,
-        config.preprocess,
-        config.train.seed,
-        config.encoder.image_size,
-        download=download,
-        stored=stored,
-        accept_new=request.accept_new_data,
-        test=request.test,
-        check=request.check,
-        fail_fast=request.fail_fast,
-        report=lambda done, total: progress(done, total, "images decoded"),
-    )
+    data = ImagesSource(config, request, stored, download, progress)
+    for text in data.inputs.notes if launched().rank == 0 else ():
+        progress.line(text)
+    return run(request, for_classes(request, config, data.classes), data, source, progress)
 
 
 def for_classes(request: TrainRequest, config: Run, classes: tuple[str, ...]) -> Run:
-    """The config with a classifier of these classes.
-
-    Raises:
-        VitcliError: a head was asked for that cannot be: a run classifies its classes.
-    """
-    heads = ("distilled",) if config.train.teacher else ("linear", "distilled")
-    possible: dict[str, tuple[Any, ...]] = {"head": heads, "head_out": (len(classes),)}
+    """The config with a classifier of these classes."""
+    possible: dict[str, list[Any]] = {"head": ["distilled"], "head_out": [len(classes)]}
     if config.train.teacher:
-        possible["dist_token"] = (True,)
+        possible["dist_token"] = [True]
+    else:
+        possible["head"].append("linear")
     for setting in request.settings:
-        key = setting.path[-1]
-        if setting.path[0] == "encoder" and setting.value not in possible.get(
-            key, (setting.value,)
-        ):
+        section, key = setting.path[0], setting.path[-1]
+        if section == "encoder" and setting.value not in possible.get(key, [setting.value]):
             raise VitcliError(
                 f"{setting.source}: training classifies {len(classes)} classes",
                 f"leave {'.'.join(setting.path)} out: the classifier follows the data",
@@ -300,11 +209,7 @@ def for_classes(request: TrainRequest, config: Run, classes: tuple[str, ...]) ->
 
 
 def with_classes(config: Run, classes: int) -> Run:
-    """The config as it is run: a classifier for the classes, preprocessing to the input's size.
-
-    Raises:
-        VitcliError: nothing is pooled, or the encoder does not read RGB.
-    """
+    """The config as it is run: a classifier for the classes, preprocessing to the input's size."""
     if config.encoder.channels != 3:
         raise VitcliError("training images have 3 channels", "add --set encoder.channels=3")
     encoder = with_classifier(config.encoder, classes, distilled=config.train.teacher is not None)

@@ -11,18 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.config.load import ModelRequest, config_yaml, registers_setting
+from vitcli.config.load import config_yaml, registers_setting
 from vitcli.config.schema import InitScheme
 from vitcli.config.settings import Setting
 from vitcli.config.training import (
-    IMAGES_RECIPE,
-    SHAPES_RECIPE,
+    RECIPES,
     ImagesRun,
     ShapesRun,
     TrainConfig,
     TrainRequest,
     launched,
-    split_preset,
 )
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError
@@ -39,16 +37,11 @@ from vitcli.ui.options import (
 )
 
 
-def first_process() -> bool:
-    """Whether this process prints; torchrun counts them from 0."""
-    return launched().rank == 0
-
-
 def with_default(text: str, key: str) -> str:
     """A help text with the default of a key of `train`, for both commands where they differ."""
     found: list[str] = []
-    for recipe in (IMAGES_RECIPE, SHAPES_RECIPE):
-        value: Any = TrainConfig(**recipe.get("train", {}))
+    for run in (ImagesRun, ShapesRun):
+        value: Any = TrainConfig(**RECIPES[run]["train"])
         for part in key.split("."):
             value = getattr(value, part)
         value = "none" if value is None else value
@@ -58,9 +51,10 @@ def with_default(text: str, key: str) -> str:
     return f"{text} Default: {images}{'' if images == shapes else f'; train-shapes: {shapes}'}."
 
 
-def option(panel: str, *names: str, key: str = "", help: str, **how: Any) -> Any:
+def option(panel: str, name: str, help: str, metavar: str | None = None, key: str = "") -> Any:
+    """An option in a panel of the help, with the default of its `key` of `train` if it has one."""
     text = with_default(help, key) if key else help
-    return typer.Option(*names, rich_help_panel=panel, help=text, **how)
+    return typer.Option(name, rich_help_panel=panel, help=text, metavar=metavar)
 
 
 train_option = partial(option, "Training")
@@ -70,7 +64,7 @@ adapter_option = partial(option, "Adapters")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions(ModelOptions):
-    """The model, the recipe, and where the run goes."""
+    """The model, the recipe, and where the run goes; `ARGUMENTS` has the config key of each."""
 
     seed: Annotated[
         int | None,
@@ -85,155 +79,83 @@ class TrainOptions(ModelOptions):
     init: Annotated[
         str | None, model_option("--init", metavar="SCHEME", help=f"{choices(InitScheme)}.")
     ] = None
-    lr: Annotated[float | None, train_option("--lr", help="Peak learning rate.", key="lr")] = None
+    lr: Annotated[float | None, train_option("--lr", "Peak learning rate.", key="lr")] = None
     warmup: Annotated[
         str | None,
         train_option(
             "--warmup",
-            metavar="FRACTION|STEPS",
-            help="Steps of linear warm-up; below 1, a fraction of all steps.",
-            key="warmup",
+            "Steps of linear warm-up; below 1, a fraction of all steps.",
+            "FRACTION|STEPS",
+            "warmup",
         ),
     ] = None
     epochs: Annotated[
-        int | None,
-        train_option("--epochs", metavar="N", help="Passes over the training data.", key="epochs"),
+        int | None, train_option("--epochs", "Passes over the training data.", "N", "epochs")
     ] = None
     batch: Annotated[
-        int | None,
-        train_option(
-            "--batch", metavar="N", help="Images per step, over all processes.", key="batch"
-        ),
+        int | None, train_option("--batch", "Images per step, over all processes.", "N", "batch")
     ] = None
     accumulate: Annotated[
-        int | None,
-        train_option("--accumulate", metavar="N", help="Micro-batches per step.", key="accumulate"),
+        int | None, train_option("--accumulate", "Micro-batches per step.", "N", "accumulate")
     ] = None
     clip_grad: Annotated[
         float | None,
-        train_option(
-            "--clip-grad",
-            metavar="NORM",
-            help="Clip the gradient to this norm.",
-            key="clip_grad",
-        ),
+        train_option("--clip-grad", "Clip the gradient to this norm.", "NORM", "clip_grad"),
     ] = None
     freeze: Annotated[
-        str | None,
-        train_option(
-            "--freeze", metavar="encoder", help="Train the classifier alone.", key="freeze"
-        ),
+        str | None, train_option("--freeze", "Train the classifier alone.", "encoder", "freeze")
     ] = None
-    compile: Annotated[bool, train_option("--compile", help="Use torch.compile.")] = False
+    compile: Annotated[bool, train_option("--compile", "Use torch.compile.")] = False
     out: Annotated[
         Path | None,
-        train_option("--out", metavar="DIR", help="Run directory: metrics, snapshots, weights."),
+        train_option("--out", "Run directory: metrics, snapshots, weights.", "DIR"),
     ] = None
     resume: Annotated[
-        bool, train_option("--resume", help="Continue from the last snapshot in --out.")
+        bool, train_option("--resume", "Continue from the last snapshot in --out.")
     ] = False
     extend: Annotated[
         bool,
-        train_option(
-            "--extend", help="With --resume and more --epochs: stretch the cosine over them."
-        ),
+        train_option("--extend", "With --resume and more --epochs: stretch the cosine over them."),
     ] = False
     lora: Annotated[
         list[str] | None,
         adapter_option(
             "--lora",
-            metavar="BLOCK:HEAD",
-            help="Train a LoRA adapter on this head; both count from 1. Repeatable.",
+            "Train a LoRA adapter on this head; both count from 1. Repeatable.",
+            "BLOCK:HEAD",
         ),
     ] = None
     lora_rank: Annotated[
-        int | None,
-        adapter_option("--lora-rank", metavar="R", help="Rank of each adapter.", key="lora.rank"),
+        int | None, adapter_option("--lora-rank", "Rank of each adapter.", "R", "lora.rank")
     ] = None
     lora_alpha: Annotated[
         float | None,
-        adapter_option(
-            "--lora-alpha",
-            metavar="A",
-            help="The adapters' scale is alpha / rank.",
-            key="lora.alpha",
-        ),
+        adapter_option("--lora-alpha", "The adapters' scale is alpha / rank.", "A", "lora.alpha"),
     ] = None
     lora_on: Annotated[
-        str | None,
-        adapter_option("--lora-on", metavar="PARTS", help="Any of q,k,v.", key="lora.on"),
+        str | None, adapter_option("--lora-on", "Any of q,k,v.", "PARTS", "lora.on")
     ] = None
-    train_head: Annotated[
-        bool, adapter_option("--train-head", help="Train the classifier too.")
-    ] = False
+    train_head: Annotated[bool, adapter_option("--train-head", "Train the classifier too.")] = False
 
-    def train_settings(self) -> tuple[Setting, ...]:
-        """Every option as its config key; `--set` last, so the exact key wins."""
-        warmup = self.warmup and parse_value(self.warmup, f"--warmup {self.warmup}")
-        size = parse_size(self.image_size) if self.image_size else None
-        named: list[tuple[str, str, Any]] = [
-            ("--image-size", "encoder.image_size", size),
-            ("--init", "encoder.init", self.init),
-            ("--pos-resize", "encoder.position_table.resize", self.pos_resize),
-            ("--weights", "train.weights", self.weights),
-            ("--which", "train.which", self.which),
-            ("--prefix", "train.prefix", self.prefix),
-            ("--seed", "train.seed", self.seed),
-            ("--dtype", "train.dtype", self.dtype),
-            ("--lr", "train.lr", self.lr),
-            ("--warmup", "train.warmup", warmup),
-            ("--epochs", "train.epochs", self.epochs),
-            ("--batch", "train.batch", self.batch),
-            ("--accumulate", "train.accumulate", self.accumulate),
-            ("--clip-grad", "train.clip_grad", self.clip_grad),
-            ("--freeze", "train.freeze", self.freeze),
-            ("--compile", "train.compile", self.compile or None),
-            ("--lora", "train.lora.heads", self.lora),
-            ("--lora-rank", "train.lora.rank", self.lora_rank),
-            ("--lora-alpha", "train.lora.alpha", self.lora_alpha),
-            ("--lora-on", "train.lora.on", self.lora_on),
-            ("--train-head", "train.lora.train_head", self.train_head or None),
-        ]
-        registers = () if self.registers is None else (registers_setting(self.registers),)
-        given = tuple(
-            Setting(tuple(key.split(".")), value, _as_written(option, value))
-            for option, key, value in named
-            if value is not None
-        )
-        return (*given, *registers, *self.shared_settings())
-
-    def to_train_request(self, *settings: Setting, **more: Any) -> TrainRequest:
-        """What to train, and where.
-
-        Raises:
-            VitcliError: options that need another one.
-        """
+    def to_train_request(self, *positional: Setting, **more: Any) -> TrainRequest:
+        """What to train, and where."""
         if self.resume and self.out is None:
             raise VitcliError("--resume: needs the directory of a run", "add --out DIR")
-        preset, backbone = split_preset(self.preset)
-        return TrainRequest(
-            model=ModelRequest(
-                preset=preset,
-                config_file=self.config,
-                weights=self.weights,
-                which=self.which,
-                prefix=self.prefix,
-                device="cpu",
-            ),
-            settings=(*backbone, *settings, *self.train_settings()),
-            device=self.device,
-            out=self.out,
-            resume=self.resume,
-            extend=self.extend,
-            **more,
-        )
+        given = vars(self) | more
+        if self.warmup:
+            given["warmup"] = parse_value(self.warmup, f"--warmup {self.warmup}")
+        if self.image_size:
+            given["image_size"] = parse_size(self.image_size)
+        registers = () if self.registers is None else (registers_setting(self.registers),)
+        settings = (*positional, *registers, *self.shared_settings())
+        return TrainRequest.of(given, settings, self._as_written)
 
-
-def _as_written(option: str, value: Any) -> str:
-    """The option as the user gave it."""
-    if isinstance(value, list):
-        return " ".join(f"{option} {one}" for one in value)
-    return option if value is True else f"{option} {value}"
+    def _as_written(self, name: str) -> str:
+        """The option as the user gave it."""
+        option, value = f"--{name.replace('_', '-')}", getattr(self, name)
+        if isinstance(value, list):
+            return " ".join(f"{option} {one}" for one in value)
+        return option if value is True else f"{option} {value}"
 
 
 @contextmanager
@@ -272,7 +194,7 @@ def execute(
     config: Any
     if request.model.weights is None:
         schema: Any = ShapesRun if shapes else ImagesRun
-        config = request.run_config(schema, SHAPES_RECIPE if shapes else IMAGES_RECIPE)
+        config = request.run_config(schema)
         if print_config:
             return answer_text(config_yaml(config))
     with status("loading torch, the data and the encoder"):
@@ -294,7 +216,7 @@ def execute(
             if shapes
             else analysis.run_images(request, config, source, bar, download)
         )
-    if not first_process():
+    if launched().rank:
         return
     if request.out:
         loadable = (request.out / "model.safetensors").exists()
@@ -306,16 +228,10 @@ def execute(
     show(result, form)
 
 
-def read_classes(file: Path | None) -> tuple[str, ...] | None:
-    """A name per line; an empty line is an output that is no class here.
-
-    Raises:
-        VitcliError: it cannot be read.
-    """
-    if file is None:
-        return None
+def read_classes(file: Path) -> tuple[str, ...]:
+    """A name per line; an empty line is an output that is no class here."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise VitcliError(
@@ -338,38 +254,36 @@ def train(
     *,
     options: Annotated[TrainOptions, Without(("adapter", "fit"))],
     download: Annotated[
-        bool, data_option("--download", help="Download a published set (data.kind) into DATA.")
+        bool, data_option("--download", "Download a published set (data.kind) into DATA.")
     ] = False,
     test: Annotated[
-        bool, data_option("--test", help="Report accuracy on the test split once, at the end.")
+        bool, data_option("--test", "Report accuracy on the test split once, at the end.")
     ] = False,
     classes: Annotated[
         Path | None,
         data_option(
             "--classes",
-            metavar="FILE",
-            help="Names of the outputs of --weights, one per line, where it has none. An output "
+            "Names of the outputs of --weights, one per line, where it has none. An output "
             "whose name is a class of DATA is kept.",
+            "FILE",
         ),
     ] = None,
     check: Annotated[
         bool,
-        data_option(
-            "--check", help="Decode every image and look for duplicates before the first step."
-        ),
+        data_option("--check", "Decode every image and look for duplicates before the first step."),
     ] = False,
     fail_fast: Annotated[
         bool,
         data_option(
             "--fail-fast",
-            help="Stop at an unreadable image. Default: leave it out and list it at the end.",
+            "Stop at an unreadable image. Default: leave it out and list it at the end.",
         ),
     ] = False,
     accept_new_data: Annotated[
         bool,
         data_option(
             "--accept-new-data",
-            help="With --resume: train on new files too; every other file keeps its split.",
+            "With --resume: train on new files too; every other file keeps its split.",
         ),
     ] = False,
     output: Output,
@@ -390,13 +304,15 @@ def train(
       vitcli train pictures/ --weights runs/pictures --test
     """
     named = [] if data is None else [Setting(("data", "path"), str(data), str(data))]
+    if classes:
+        keys = ("train", "output_names")
+        named.append(Setting(keys, read_classes(classes), f"--classes {classes}"))
     request = options.to_train_request(
         *named,
         accept_new_data=accept_new_data,
         check=check,
         fail_fast=fail_fast,
         test=test,
-        classes=read_classes(classes),
     )
     execute(request, False, output.form, plot, print_config, download=download)
 

@@ -17,11 +17,19 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, first_names, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError, decode
-from vitcli.images.folders import ImageFolder, class_order, content_mark
+from vitcli.images.folders import (
+    ImageFolder,
+    bytes_of,
+    class_order,
+    content_digest,
+    content_mark,
+)
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import EXAMPLE, Entry, content
+from vitcli.results import QUIET, Progress
 
-SIDES = ("train", "val", "test", "unused", "unreadable")
+USED = ("train", "val", "test")
+SIDES = (*USED, "unused", "unreadable")
 SMALL_SET = 20_000
 """Images up to which copies are looked for without --check, and contents are remembered."""
 
@@ -96,43 +104,31 @@ def assign(folder: ImageFolder, data: ImagesData, seed: int, test: bool = False)
 
     Args:
         test: a test split is wanted at the end, so nothing else may use it.
-
-    Raises:
-        VitcliError: nothing to train or to validate on.
     """
     where = printable(folder.folder)
     notes = folder.lines()
-    entries, labeled = {}, []
-    split_of = {}
+    entries = {}
+    of: dict[str | None, list[Input]] = defaultdict(list)
     for item in folder.items:
-        if item.label is None or item.split in ("unlabeled", "other"):
-            continue
-        entries[item.entry.name] = item.entry
-        split_of[item.entry.name] = item.split
-        labeled.append(Input(item.entry.name, _size(item.entry), "train", item.label))
-    if not labeled:
+        if item.label is not None and item.split not in ("unlabeled", "other"):
+            entries[item.entry.name] = item.entry
+            side = item.split or "train"
+            of[item.split].append(Input(item.entry.name, bytes_of(item.entry), side, item.label))
+    if not entries:
         raise VitcliError(f"{where}: its images have no classes", EXAMPLE)
-    groups = {
-        split: [image for image in labeled if split_of[image.path] == split]
-        for split in ("train", "val", "test", None)
-    }
-    train, val, tests = groups["train"] or groups[None], groups["val"], groups["test"]
+    train, val, tests = of["train"] or of[None], of["val"], of["test"]
     if not train:
         raise VitcliError(f"{where}: there is no training split with classes", EXAMPLE)
     if not val and tests and not test:
         notes.append(
             "validation on the test split: there is no other (--test keeps it for the end)"
         )
-        val, tests = tests, []
+        val, tests = [replace(image, side="val") for image in tests], []
     if not tests and test:
         lack = "its test images have no classes" if folder.of("test") else "there is no test split"
         raise VitcliError(f"{where}: {lack}, which --test needs", "leave --test out")
-    if val:
-        sides = train + [replace(image, side="val") for image in val]
-    else:
-        sides = held_out(train, data.val_fraction, seed)
-    sides += [replace(image, side="test") for image in tests]
-    found = Inputs(folder.classes, tuple(sides), entries, notes, drawn=not val)
+    sides = train if val else held_out(train, data.val_fraction, seed)
+    found = Inputs(folder.classes, (*sides, *val, *tests), entries, notes, drawn=not val)
     if len(found.classes) < 2:
         name = printable(found.classes[0])
         raise VitcliError(f"{where}: contains one class ({name}, expected at least 2)", EXAMPLE)
@@ -169,18 +165,13 @@ def limited(images: Sequence[Input], limit: int, seed: int) -> tuple[Input, ...]
     )
 
 
-def _size(entry: Entry) -> int:
-    try:
-        return entry.size if entry.offset >= 0 else Path(entry.source).stat().st_size
-    except (OSError, ValueError):
-        return -1
-
-
-def published_files(path: Path) -> tuple[Input, ...]:
-    """The files of a published set, for a resumed run to know them again."""
-    files = sorted(file for file in path.rglob("*") if file.is_file())
+def published_files(path: Path, out: Path | None = None) -> tuple[Input, ...]:
+    """The files of a published set, for a resumed run to know them again; without its own."""
+    own = out and out.resolve()
+    files = sorted(f for f in path.rglob("*") if f.is_file() and own not in f.resolve().parents)
     return tuple(
-        Input(str(file.relative_to(path)), file.stat().st_size, "unused", "") for file in files
+        Input(file.relative_to(path).as_posix(), file.stat().st_size, "unused", "")
+        for file in files
     )
 
 
@@ -191,9 +182,6 @@ def same_inputs(
 
     Args:
         accept_new: new files of known classes train, everything else stays where it was.
-
-    Raises:
-        VitcliError: files were added, removed, moved, renamed or changed.
     """
     if any(image.mark for image in stored.images):
         now = replace(now, images=marked(now))
@@ -305,11 +293,7 @@ def write_inputs(path: Path, inputs: Inputs) -> None:
 
 
 def read_inputs(path: Path) -> Inputs | None:
-    """What `write_inputs` wrote; None where a run has no list.
-
-    Raises:
-        VitcliError: it is not such a list.
-    """
+    """What `write_inputs` wrote; None where a run has no list."""
     try:
         with path.open("rb") as file:
             classes = json.loads(file.readline())["classes"]
@@ -338,28 +322,32 @@ def _row(values: object) -> Input:
     return found
 
 
-def repeats(folder: ImageFolder, inputs: Inputs) -> list[str]:
-    """What to say about files of the same bytes in two classes or on two sides."""
-    side_of = {image.path: image.side for image in inputs.images}
-    items = [replace(item, split=side_of.get(item.entry.name)) for item in folder.items]
-    pairs = replace(folder, items=tuple(item for item in items if item.split)).shared()
+def repeats(inputs: Inputs) -> list[str]:
+    """What to say about files of the same bytes in two classes or on two sides.
+
+    Only files of the same length are read. What cannot be read is left out.
+    """
+    pairs: list[tuple[Input, Input]] = []
+    used = (image for image in inputs.images if image.side in USED)
+    for (size,), images in _by(used, lambda image: (image.size,)).items():
+        first: dict[bytes, Input] = {}
+        for image in images if len(images) > 1 and size != -1 else ():
+            digest = content_digest(inputs.entries[image.path])
+            other = first.setdefault(digest, image) if digest else image
+            if (other.side, other.label) != (image.side, image.label):
+                pairs.append((other, image))
     notes = []
-    for what, key in (("classes", "label"), ("splits", "split")):
+    for what, key in (("classes", "label"), ("splits", "side")):
         found = [pair for pair in pairs if getattr(pair[0], key) != getattr(pair[1], key)]
         if found:
-            names = first_names([f"{one.entry.name} = {other.entry.name}" for one, other in found])
+            names = first_names([f"{one.path} = {other.path}" for one, other in found])
             notes.append(f"the same file in two {what}: {len(found):,} ({names})")
     return notes
 
 
-def unreadable(
-    inputs: Inputs, report: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, str]:
-    """Decodes every image that the run uses, in all cores; path -> reason of those that fail.
-
-    `report` is called with how many are done, of how many.
-    """
-    used = [image for image in inputs.images if image.side in ("train", "val", "test")]
+def unreadable(inputs: Inputs, progress: Progress = QUIET) -> dict[str, str]:
+    """Decodes every image that the run uses, on all cores; path -> reason of those that fail."""
+    used = [image for image in inputs.images if image.side in USED]
     cpus = available_cpus()
     bad = {}
     work = DecodeWork(memory_bytes=MEMORY_BYTES)
@@ -368,7 +356,7 @@ def unreadable(
         for done, (image, answer) in enumerate(zip(used, answers, strict=True), 1):
             if answer.code != "ok":
                 bad[image.path] = answer.error
-            report(done, len(used))
+            progress(done, len(used), "images decoded")
     return bad
 
 

@@ -6,12 +6,11 @@ B images of a step over all processes, K classes.
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,28 +20,27 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitcli.checkpoints.adapters import adapter_state, merged_state, write_peft
-from vitcli.commands.train.data import (
-    Batch,
-    TrainingData,
-    batch_indices,
-    mix_batch,
-    seed_device,
-    soft_targets,
-)
-from vitcli.commands.train.distillation import Teacher, distillation_loss
+from vitcli.commands.train.data import Batch, TrainingData, batch_indices, seed_device
 from vitcli.commands.train.inputs import derived_seed
-from vitcli.commands.train.result import AuditRow, Outcome, Validation, step_facts, validation_line
-from vitcli.commands.train.snapshots import RunDirectory, Snapshot
-from vitcli.commands.train.start import (
-    World,
+from vitcli.commands.train.optimization import (
+    LINGERING,
     audit,
+    average_decay,
+    distillation_loss,
     first_bad_layer,
+    first_weights_share,
     learning_rate,
     make_optimizer,
+    mix_batch,
+    soft_targets,
     trained_names,
     warmup_steps,
 )
+from vitcli.commands.train.result import AuditRow, Outcome, Validation, step_facts, validation_line
+from vitcli.commands.train.snapshots import RunDirectory, Snapshot
+from vitcli.commands.train.start import Stopped, Teacher, World, stop_signals
 from vitcli.config.training import TrainConfig
+from vitcli.engines.pytorch import not_compiled
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder
@@ -50,53 +48,6 @@ from vitcli.nn.pooling import DistilledHead
 from vitcli.results import QUIET, Progress
 
 VAL_BATCH = 256
-LINGERING = 0.1
-"""A share of the first weights in the average that a validation mentions."""
-
-
-class Stopped(BaseException):
-    """A signal asked the run to end; it ends where a snapshot can be taken."""
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM in place of obeying; the second one does not wait.
-
-    At the end the signal is sent again, to whoever took it before.
-    """
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-
-    def note(number: int, frame: object) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if caught:
-            os.kill(os.getpid(), caught[0])
-
-
-def average_decay(decay: float, update: int) -> float:
-    """Of the average at its update `update`, from 0: the first copies the weights."""
-    return min(decay, (1 + update) / (10 + update)) if update else 0.0
-
-
-def first_weights_share(decay: float, updates: int) -> float:
-    """How much of an average is still the weights that its first update copied."""
-    share = 1.0
-    for update in range(1, updates):
-        share *= average_decay(decay, update)
-        if share <= LINGERING:
-            break
-    return share
 
 
 class Classifier(nn.Module):
@@ -119,37 +70,27 @@ class Classifier(nn.Module):
         return logits
 
 
+@dataclass(eq=False)
 class Trainer:
-    """One run of one encoder with a classifier of `len(data.classes)` outputs.
+    """One run of one encoder with a classifier of `len(data.classes)` outputs."""
 
-    Args:
-        encoder: on its device; parameters that must not train have `requires_grad` off.
-        audited: check, once the adapters' B is not zero any more, that gradients reach the
-            trainable parameters and no others.
-        teacher: what the classifier on the distillation token imitates.
-    """
+    encoder: VisionEncoder
+    """On its device; parameters that must not train have `requires_grad` off."""
+    data: TrainingData
+    train: TrainConfig
+    device: torch.device
+    world: World
+    directory: RunDirectory | None = None
+    """Where the first process writes; no other process has one."""
+    audited: bool = False
+    """Check, once the adapters' B is not zero any more, that gradients reach the trainable
+    parameters and no others."""
+    teacher: Teacher | None = None
+    """What the classifier on the distillation token imitates."""
+    progress: Progress = QUIET
 
-    def __init__(
-        self,
-        encoder: VisionEncoder,
-        data: TrainingData,
-        train: TrainConfig,
-        device: torch.device,
-        world: World,
-        directory: RunDirectory | None = None,
-        audited: bool = False,
-        teacher: Teacher | None = None,
-        progress: Progress = QUIET,
-    ) -> None:
-        self.encoder = encoder
-        self.data = data
-        self.train = train
-        self.device = device
-        self.world = world
-        self.directory = directory if world.first else None
-        self.audited = audited
-        self.teacher = teacher
-        self.progress = progress
+    def __post_init__(self) -> None:
+        encoder, data, train = self.encoder, self.data, self.train
         self.writers: list[Callable[[dict[str, Any]], None]] = []
         """Called with every line of metrics, in the first process."""
         self.steps_per_epoch = data.train_size // train.batch
@@ -159,18 +100,18 @@ class Trainer:
         self.trainable = [p for p in encoder.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(encoder, train)
         self.averaged = copy.deepcopy(encoder).requires_grad_(False) if train.ema else None
-        model: nn.Module = Classifier(encoder, distilled=teacher is not None)
+        model: nn.Module = Classifier(encoder, distilled=self.teacher is not None)
         if train.compile:
             model = torch.compile(model)  # type: ignore[assignment]
-        self.model = world.wrap(model, device)
+        self.model = self.world.wrap(model, self.device)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         self.audit_rows: tuple[AuditRow, ...] = ()
         self.validation: Validation | None = None
         self.last_batch: Tensor | None = None
         self.signals: list[int] = []
-        self.spent = 0.0
-        """Seconds that went into validations and snapshots."""
+        self.first_step, self.began = 0, time.perf_counter()
+        """Where this process went on, and when; validations and snapshots do not count."""
         self.saved_step, self.saved_at = 0, time.monotonic()
 
     @property
@@ -179,11 +120,7 @@ class Trainer:
         return self.averaged or self.encoder
 
     def restore(self, snapshot: Snapshot, history: list[dict[str, Any]]) -> None:
-        """Continue from a snapshot.
-
-        Raises:
-            VitcliError: it does not fit this model.
-        """
+        """Continue from a snapshot."""
         optimizer = snapshot.fit(
             self.encoder.state_dict(), self.averaged is not None, self.optimizer
         )
@@ -212,33 +149,39 @@ class Trainer:
             except Stopped:
                 self._rescue()
                 raise KeyboardInterrupt from None  # where no signal handler ends the process
+            except RuntimeError as error:
+                if self.train.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                    raise not_compiled("train.compile", error, "leave out --compile") from error
+                raise
 
     def _run(self) -> Outcome:
-        began, first, self.spent = time.perf_counter(), self.step, 0.0
+        self.first_step, self.began = self.step, time.perf_counter()
         self.saved_at = time.monotonic()
-        if self._is_due() and not self._is_validated():
-            self._log_validation(first, began)  # the run was stopped before it
+        last = self.history[-1] if self.history else {}
+        validated = last.get("step") == self.step and last.get("val_loss") is not None
+        if self._is_due() and not validated:  # the run was stopped before it
+            self._log_validation()
         batches = self._batches()
         while self.step < self.total:
             self._stop_or_save()
-            try:
+            with self._rescuing():
                 batch = next(batches)
-            except Exception:  # whatever it is, the steps before it are whole
-                self._rescue()
-                raise
             finite, entry = self._update(batch)
             if not finite:
-                self._log(entry, 0.0)
-                return self._outcome(None, first, began + self.spent)
+                self._log(entry)
+                assert self.last_batch is not None
+                found = self.world.gather(first_bad_layer(self.encoder, self.last_batch))
+                layer = next((name for name in found if name), None)
+                return self._outcome(None, self.step, layer)
             self.step += 1
-            last = self.step == self.total
-            if self.step % self.train.log_every == 0 or last:
-                self._log(entry, self._rate(first, began + self.spent))
+            ends = self.step == self.total
+            if self.step % self.train.log_every == 0 or ends:
+                self._log(entry)
             if self._is_due():
-                self._log_validation(first, began)
-            if self.step % self.train.snapshot_every == 0 or last:
+                self._log_validation()
+            if self.step % self.train.snapshot_every == 0 or ends:
                 self.save()
-        return self._outcome(self.validation or self.validate(), first, began + self.spent)
+        return self._outcome(self.validation or self.validate())
 
     def _is_due(self) -> bool:
         """Whether a validation follows this step."""
@@ -246,15 +189,10 @@ class Trainer:
         last = self.step == self.total
         return epoch > 0 and not rest and (last or epoch % self.train.validate_every == 0)
 
-    def _is_validated(self) -> bool:
-        last = self.history[-1] if self.history else {}
-        return last.get("step") == self.step and last.get("val_loss") is not None
-
-    def _log_validation(self, first: int, began: float) -> None:
+    def _log_validation(self) -> None:
         """Validate, and log it."""
-        before, spent = time.perf_counter(), self.spent
-        self.validation = self.validate()
-        self.spent = spent + time.perf_counter() - before
+        with self._uncounted(), self._rescuing():
+            self.validation = self.validate()
         entry = {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
@@ -265,7 +203,16 @@ class Trainer:
             share = first_weights_share(self.train.ema, self.step)
             if share > LINGERING:
                 entry["ema_first_share"] = share
-        self._log(entry, self._rate(first, began + self.spent))
+        self._log(entry)
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """The time of the block is none of the steps'; of a block within it neither."""
+        before, began = time.perf_counter(), self.began
+        try:
+            yield
+        finally:
+            self.began = began + time.perf_counter() - before
 
     def _stop_or_save(self) -> None:
         """Between two steps or batches: stop if a signal came, save if the last is long ago.
@@ -279,6 +226,15 @@ class Trainer:
         if late and self.step > self.saved_step:
             self.save()
 
+    @contextmanager
+    def _rescuing(self) -> Iterator[None]:
+        """Around what reads images: whatever its error is, the steps before it are whole."""
+        try:
+            yield
+        except Exception:
+            self._rescue()
+            raise
+
     def _rescue(self) -> None:
         """Save what is whole, if it is not; what ended the run matters more than a full disk."""
         if self.step > self.saved_step:
@@ -287,33 +243,20 @@ class Trainer:
         if self.directory is not None and self.saved_step == self.step > 0:
             self.progress.line(f"snapshot of step {self.step} saved: --resume continues from it")
 
-    def _rate(self, first: int, began: float) -> float:
-        elapsed = time.perf_counter() - began
-        return (self.step - first) * self.train.batch / max(elapsed, 1e-9)
+    def _images_per_s(self) -> float:
+        elapsed = time.perf_counter() - self.began
+        return (self.step - self.first_step) * self.train.batch / max(elapsed, 1e-9)
 
-    def _outcome(self, validation: Validation | None, first: int, began: float) -> Outcome:
-        bad = validation is None
-        return Outcome(
-            self.step,
-            validation,
-            self.step if bad else None,
-            self._bad_layer() if bad else None,
-            self._rate(first, began) if self.step > first else None,
-            self.audit_rows,
-        )
-
-    def _bad_layer(self) -> str | None:
-        assert self.last_batch is not None
-        found = first_bad_layer(self.encoder, self.last_batch)
-        return next((name for name in self.world.gather(found) if name), None)
+    def _outcome(
+        self, validation: Validation | None, bad_step: int | None = None, layer: str | None = None
+    ) -> Outcome:
+        speed = self._images_per_s() if self.step > self.first_step else None
+        return Outcome(self.step, validation, bad_step, layer, speed, self.audit_rows)
 
     def _batches(self) -> Iterator[Batch]:
-        train = self.train
-        part = self.world.share(train.batch)
-        steps = range(self.step, self.total)
-        size = self.data.train_size
-        wanted = batch_indices(train.seed, size, train.batch, steps, part)
-        return self.data.train_batches(wanted)
+        seed, batch, size = self.train.seed, self.train.batch, self.data.train_size
+        steps, part = range(self.step, self.total), self.world.share(batch)
+        return self.data.train_batches(batch_indices(seed, size, batch, steps, part))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.train.dtype == "float32":
@@ -331,17 +274,17 @@ class Trainer:
         seed_device(derived_seed(train.seed, "step", step, self.world.rank), self.device)
         sums = torch.zeros(2, device=self.device)  # loss and right answers
         images, labels = (t.to(self.device, non_blocking=True) for t in batch)
-        pieces = list(
-            zip(images.chunk(train.accumulate), labels.chunk(train.accumulate), strict=True)
-        )
-        for place, (x, y) in enumerate(pieces):
-            with self._unsynced(last=place == len(pieces) - 1):
-                sums += self._backward(x, y, len(pieces))
+        pieces = zip(images.chunk(train.accumulate), labels.chunk(train.accumulate), strict=True)
+        for place, (x, y) in enumerate(pieces, start=1):
+            # gradients are reduced over processes with the last micro-batch only
+            alone = self.world.size == 1 or place == train.accumulate
+            with nullcontext() if alone else self.model.no_sync():  # type: ignore[operator]
+                sums += self._backward(x, y)
         norm = get_total_norm([p.grad for p in self.trainable if p.grad is not None])
         self.world.total(sums)
         loss, right, size = torch.cat([sums, norm.view(1)]).tolist()
         loss, right = loss / self.world.size, right / train.batch
-        finite = loss - loss == 0 and size - size == 0
+        finite = math.isfinite(loss) and math.isfinite(size)
         if finite:
             # At step 0 the adapters' B is zero, and with it the gradient of A.
             if self.audited and not self.audit_rows and (step > 0 or self.total == 1):
@@ -364,7 +307,8 @@ class Trainer:
         }
         return finite, entry
 
-    def _backward(self, x: Tensor, y: Tensor, pieces: int) -> Tensor:
+    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Gradients of a micro-batch; its share of the step's loss, and its right answers."""
         train = self.train
         soft = bool(train.mixup or train.cutmix)
         target: Tensor = y
@@ -379,17 +323,11 @@ class Trainer:
             else:
                 smoothing = 0.0 if soft else train.label_smoothing
                 loss = F.cross_entropy(logits, target, label_smoothing=smoothing)
-        (loss / pieces).backward()
+        loss = loss / train.accumulate
+        loss.backward()
         answers = target.argmax(1) if soft else y
         right = (logits.argmax(1) == answers).sum()
-        return torch.stack([loss.detach() / pieces, right])
-
-    def _unsynced(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are reduced over processes with the last micro-batch only."""
-        if last or self.world.size == 1:
-            return nullcontext()
-        context: AbstractContextManager[Any] = self.model.no_sync()  # type: ignore[operator]
-        return context
+        return torch.stack([loss.detach(), right])
 
     def _average(self) -> None:
         assert self.averaged is not None and self.train.ema is not None
@@ -432,10 +370,11 @@ class Trainer:
             raise VitcliError(
                 f"none of {size:,} images can be read",
                 "run it with --check to list their errors",
+                exit_code=1,
             )
         return Validation(values[-1] / sum(counts), tuple(map(int, values[:classes])), counts)
 
-    def _log(self, entry: dict[str, Any], rate: float) -> None:
+    def _log(self, entry: dict[str, Any]) -> None:
         self.history.append(entry)
         if self.directory:
             self.directory.log(entry)
@@ -446,27 +385,27 @@ class Trainer:
         if "val_loss" in entry:
             self.progress.line(validation_line(entry, self.total))
         else:
-            self.progress(self.step, self.total, step_facts(entry, rate))
+            self.progress(self.step, self.total, step_facts(entry, self._images_per_s()))
 
     def save(self) -> None:
         """A snapshot of this step, and the model for other commands; in the first process."""
         if self.directory is None:
             return
-        before = time.perf_counter()
-        model: nn.Module = self.validated
-        plain = model.net.state_dict() if isinstance(model, TimmNetwork) else merged_state(model)
-        exported = {"model.safetensors": plain}
-        adapters = adapter_state(self.validated)
-        if adapters:
-            exported["adapter.safetensors"] = adapters
-            write_peft(self.directory.path, self.validated)
-        self.directory.save(
-            self.step,
-            self.encoder.state_dict(),
-            self.averaged.state_dict() if self.averaged is not None else None,
-            self.optimizer.state_dict(),
-            exported,
-            self.data.unreadable,
-        )
+        with self._uncounted():
+            model: nn.Module = self.validated
+            plain = (
+                model.net.state_dict() if isinstance(model, TimmNetwork) else merged_state(model)
+            )
+            exported = {"model.safetensors": plain}
+            if adapters := adapter_state(model):
+                exported["adapter.safetensors"] = adapters
+                write_peft(self.directory.path, model)
+            self.directory.save(
+                self.step,
+                self.encoder.state_dict(),
+                self.averaged.state_dict() if self.averaged is not None else None,
+                self.optimizer.state_dict(),
+                exported,
+                self.data.unreadable,
+            )
         self.saved_step, self.saved_at = self.step, time.monotonic()
-        self.spent += time.perf_counter() - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -24,6 +25,23 @@ class HistoryRow:
     val_accuracy: float | None = None
     ema_first_share: float | None = None
     """Of a validated average, how much is still its first weights; None from a tenth down."""
+
+
+def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None where it is not one of a run up to `step`."""
+    try:
+        entry = json.loads(line)
+        row = HistoryRow(**entry)
+        numbers = [value for value in entry.values() if value is not None]
+        plain = all(type(value) in (int, float) for value in numbers)
+        _ = [float(value) for value in numbers]  # no integer beyond all floats
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    return entry if plain and is_count(row.step) and row.step <= step else None
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,11 @@ class Validation:
     @property
     def accuracy(self) -> float:
         return sum(self.correct) / sum(self.counts)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The accuracy's lower and upper 99.9 % bounds (Wilson's)."""
+        return wilson(sum(self.correct), sum(self.counts), CONFIDENCE)
 
 
 @dataclass(frozen=True)

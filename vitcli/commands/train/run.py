@@ -8,15 +8,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ImagesSource, TrainingData
-from vitcli.commands.train.distillation import load_teacher
 from vitcli.commands.train.inputs import marked, write_inputs
 from vitcli.commands.train.loop import Trainer
+from vitcli.commands.train.optimization import learning_rate, warmup_steps
 from vitcli.commands.train.result import (
-    CONFIDENCE,
     ClassAccuracy,
     HistoryRow,
     Outcome,
@@ -30,12 +30,11 @@ from vitcli.commands.train.result import (
 from vitcli.commands.train.snapshots import RunDirectory
 from vitcli.commands.train.start import (
     World,
-    learning_rate,
+    load_teacher,
     local_device,
-    map_outputs,
     set_threads,
     start_encoder,
-    warmup_steps,
+    started,
     world,
 )
 from vitcli.config.load import ModelRequest
@@ -45,7 +44,7 @@ from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write
 from vitcli.loading import load_model, pick_device
-from vitcli.measures import above_chance, wilson
+from vitcli.measures import above_chance
 from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import QUIET, FailedImage, Progress
@@ -84,65 +83,68 @@ def run(
             config = config.model_copy(update={"train": known})
             say(teacher.line(config.train))
         directory = RunDirectory(request.out) if request.out else None
-        if directory and processes.first:
-            ending.enter_context(directory.held())
-        if directory and processes.first and isinstance(data, ImagesSource):
-            data.inputs.images = marked(data.inputs)
+        writer = directory if processes.first else None  # the first process alone writes
+        images = data if isinstance(data, ImagesSource) else None
+        if writer:
+            ending.enter_context(writer.held())
+            if images:
+                images.inputs.images = marked(images.inputs)
         snapshot, history = None, []
         if directory and request.resume and directory.config_file.exists():
             config = resumed(request, config, directory, data, processes, say)
             snapshot = directory.latest()
-        elif directory and processes.first:
-            directory.start(config)
-        if directory and processes.first and isinstance(data, ImagesSource):
-            write_inputs(directory.inputs_file, data.inputs)
-        if config.train.weights and not (source or snapshot):  # killed before its first snapshot
-            start = config.train
-            named = ModelRequest(
-                weights=start.weights, which=start.which, prefix=start.prefix, device="cpu"
+        elif writer:
+            writer.start(config)
+        if writer and images:
+            write_inputs(writer.inputs_file, images.inputs)
+        train = config.train
+        if train.weights and not (source or snapshot):  # killed before its first snapshot
+            source = load_model(
+                ModelRequest(
+                    weights=train.weights, which=train.which, prefix=train.prefix, device="cpu"
+                )
             )
-            source = load_model(named)
         if snapshot:  # its weights come with it
-            encoder = start_encoder(config.encoder, config.train)
+            encoder = start_encoder(config.encoder, train)
         else:
-            encoder = started(request, config, source, data, say)
-        if directory and processes.first and isinstance(encoder, TimmNetwork):
-            written = encoder.config(config.preprocess, data.classes)
-            with atomic_write(directory.path / "config.json") as file:
-                file.write(json.dumps(written, indent=2).encode())
+            encoder = started(config, source, data.classes, say)
+        if writer and isinstance(encoder, TimmNetwork):
+            library = encoder.config(config.preprocess, data.classes)
+            with atomic_write(writer.path / "config.json") as file:
+                file.write(json.dumps(library, indent=2).encode())
         encoder = encoder.to(device)
-        set_threads([encoder, teacher] if teacher else [encoder], config.train.threads)
+        set_threads([encoder, teacher] if teacher else [encoder], train.threads)
         trainer = Trainer(
             encoder,
             data,
-            config.train,
+            train,
             device,
             processes,
-            directory,
-            audited=config.train.freeze != "none" or bool(config.train.lora.heads),
+            writer,
+            audited=train.freeze != "none" or bool(train.lora.heads),
             teacher=teacher,
             progress=progress,
         )
+        step, length = (snapshot.step, snapshot.metrics_bytes) if snapshot else (0, 0)
         if directory and request.resume:
-            step, length = (snapshot.step, snapshot.metrics_bytes) if snapshot else (0, 0)
             history = directory.rewind_metrics(length, step, cut=False)
         if snapshot:
             trainer.restore(snapshot, history)
-        if directory and request.resume and processes.first:
-            directory.rewind_metrics(length, step)
-        if left := data.train_size % config.train.batch:
+        if writer and request.resume:
+            writer.rewind_metrics(length, step)
+        if left := data.train_size % train.batch:
             say(
                 f"each epoch leaves out {left:,} of {data.train_size:,} training images, which do "
-                f"not fill a batch of {config.train.batch}; every epoch draws others"
+                f"not fill a batch of {train.batch}; every epoch draws others"
             )
-        place = directory.path if directory and processes.first else None
         settings = config.model_dump(mode="python")
-        names = trackers(config.train) if place else []
-        with tracked(names, place or Path(), settings, trainer.history) as trainer.writers:
+        names = trackers(train) if writer else []
+        place = writer.path if writer else Path()
+        with tracked(names, place, settings, trainer.history) as trainer.writers:
             outcome = trainer.run()
         test = None
-        if request.test and outcome.validation and isinstance(data, ImagesSource):
-            test = test_score(data, trainer.evaluate(data.test_batches, data.test_size))
+        if request.test and outcome.validation and images:
+            test = test_score(images, trainer.evaluate(images.test_batches, images.test_size))
         skipped = {k: v for part in processes.gather(data.unreadable) for k, v in part.items()}
         result = TrainResult(
             summary(encoder, data, outcome),
@@ -154,8 +156,8 @@ def run(
             test,
             tuple(FailedImage(path, "unreadable", skipped[path]) for path in sorted(skipped)),
         )
-        if directory and processes.first:
-            with atomic_write(directory.path / "result.json") as file:
+        if writer:
+            with atomic_write(writer.path / "result.json") as file:
                 file.write(result.to_json().encode())
     return result
 
@@ -171,9 +173,6 @@ def resumed(
     """The config of the resumed run, with more epochs where that is asked for and possible.
 
     The warm-up keeps its number of steps.
-
-    Raises:
-        VitcliError: the config is not that of the run.
     """
     written = directory.written_config(type(config))
     before, now = written.train, config.train
@@ -186,7 +185,7 @@ def resumed(
                 f"{steps[1] * now.epochs}"
             )
     if not longer:
-        directory.check_config(config, CHANGEABLE)
+        directory.check_config(written, config, CHANGEABLE)
         if processes.first and config.data != written.data:  # the folder has another place
             directory.write_config(config)
         return config
@@ -195,7 +194,7 @@ def resumed(
     warmup = warmup_steps(before.warmup, old)
     train = now.model_copy(update={"warmup": warmup if warmup else 0})
     config = config.model_copy(update={"train": train})
-    directory.check_config(config, (*CHANGEABLE, "train.epochs", "train.warmup"))
+    directory.check_config(written, config, (*CHANGEABLE, "train.epochs", "train.warmup"))
     if now.schedule == "cosine":
         snapshot = directory.latest()
         step = min(snapshot.step if snapshot else 0, old - 1)
@@ -211,50 +210,10 @@ def resumed(
     return config
 
 
-def started(
-    request: TrainRequest,
-    config: ShapesRun | ImagesRun,
-    source: Model | None,
-    data: TrainingData,
-    say: Callable[[str], None],
-) -> VisionEncoder:
-    """The encoder before its first step; says which outputs of the weights it kept.
-
-    Raises:
-        VitcliError: as `start_encoder`; names of classes that cannot be those of the weights.
-    """
-    if source is None:
-        if request.classes:
-            raise VitcliError(
-                "--classes: needs the weights whose outputs it names", "add --weights SOURCE"
-            )
-        return start_encoder(config.encoder, config.train)
-    names, outputs = request.classes or source.config.classes, source.config.encoder.head_out
-    if request.classes and len(request.classes) != (outputs or 0):
-        raise VitcliError(
-            f"--classes: wrong number of names (got {len(request.classes)}, expected "
-            f"{outputs or 0}, one per output of the weights)",
-            "write one line per output; leave it empty for an output that is not a class here",
-        )
-    mapped = map_outputs(names, data.classes) if names and len(names) == outputs else None
-    if mapped is not None:
-        say(f"classifier: {mapped.line()}")
-    elif outputs:
-        say(
-            f"classifier: new for {len(data.classes)} classes; the weights have {outputs} outputs "
-            "without names (--classes FILE names them)"
-        )
-    return start_encoder(config.encoder, config.train, source.encoder, mapped)
-
-
 def check_sizes(
     request: TrainRequest, config: ShapesRun | ImagesRun, data: TrainingData, processes: World
 ) -> None:
-    """Refuse a batch that does not divide, or that no image would fill.
-
-    Raises:
-        VitcliError: with the sizes in question.
-    """
+    """Refuse a batch that does not divide, or that no image would fill."""
     train, parts = config.train, processes.size * config.train.accumulate
     if train.batch % parts:
         raise VitcliError(
@@ -283,22 +242,19 @@ def class_rows(data: TrainingData, validation: Validation) -> tuple[ClassAccurac
 
 def test_score(data: ImagesSource, found: Validation) -> TestScore:
     """The answer of --test."""
-    images = sum(found.counts)
-    low, high = wilson(sum(found.correct), images, CONFIDENCE)
-    return TestScore(found.accuracy, found.loss, images, low, high, class_rows(data, found))
+    rows, images = class_rows(data, found), sum(found.counts)
+    return TestScore(found.accuracy, found.loss, images, *found.interval, rows)
 
 
 def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> TrainSummary:
     """The verdict, and the figures behind it."""
-    validation = outcome.validation
-    low = high = None
-    if validation is not None:
-        low, high = wilson(sum(validation.correct), sum(validation.counts), CONFIDENCE)
-    chance = chance_accuracy(validation.counts) if validation is not None else 1 / len(data.classes)
+    found = outcome.validation
+    low, high = found.interval if found else (None, None)
+    chance = chance_accuracy(found.counts) if found else 1 / len(data.classes)
     return TrainSummary(
-        verdict=judge(sum(validation.correct), validation.counts) if validation else "diverged",
-        val_accuracy=validation.accuracy if validation else None,
-        val_loss=validation.loss if validation else None,
+        verdict=judge(sum(found.correct), found.counts) if found else "diverged",
+        val_accuracy=found.accuracy if found else None,
+        val_loss=found.loss if found else None,
         chance=chance,
         lower_bound=low,
         upper_bound=high,
@@ -309,7 +265,7 @@ def summary(encoder: VisionEncoder, data: TrainingData, outcome: Outcome) -> Tra
         images_per_s=outcome.images_per_s,
         parameters=sum(p.numel() for p in encoder.parameters()),
         trainable=sum(p.numel() for p in encoder.parameters() if p.requires_grad),
-        classes=class_rows(data, validation) if validation is not None else (),
+        classes=class_rows(data, found) if found else (),
     )
 
 
@@ -417,12 +373,9 @@ def tracked(
     Args:
         names: keys of TRACKERS.
         run: the run directory; each tracker writes into the folder of its name there.
-
-    Raises:
-        VitcliError: the library is not installed, or the folder is a link.
     """
     with ExitStack() as stack:
-        writers = []
+        writers: list[Callable[[Entry], None]] = []
         for name in names:
             folder = run / name
             if folder.is_symlink():
@@ -437,16 +390,13 @@ def tracked(
                 raise VitcliError(
                     f"train.{name}: {name} is not installed", install_extra(name)
                 ) from error
-            writers.append(_of_entries(write))
+            writers.append(partial(_log, write))
         for entry in history:
             for log in writers:
                 log(entry)
         yield writers
 
 
-def _of_entries(write: Write) -> Callable[[Entry], None]:
-    def log(entry: Entry) -> None:
-        values = {tag: entry[key] for key, tag in TAGS.items() if entry.get(key) is not None}
-        write(entry["step"], values)
-
-    return log
+def _log(write: Write, entry: Entry) -> None:
+    values = {tag: entry[key] for key, tag in TAGS.items() if entry.get(key) is not None}
+    write(entry["step"], values)

@@ -28,17 +28,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitcli.commands.train.result import HistoryRow
+from vitcli.commands.train.result import is_count, metrics_entry
 from vitcli.config.load import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError
 from vitcli.files import as_new, atomic_write, sha256, sync, try_lock
+from vitcli.results import to_plain
 
 Tensors = Mapping[str, Tensor]
 Run = TypeVar("Run", bound=ModelConfig)
 PLAIN_FILE = sum(getattr(os, f"O_{name}", 0) for name in ("CLOEXEC", "NOFOLLOW", "NONBLOCK"))
 """Flags against following a link and waiting for a pipe, where the system has them."""
+KEPT = 2
+"""Snapshots in a run directory, the newest."""
 OTHER_SNAPSHOT = "remove this snapshot; --resume then continues from the one before"
 
 
@@ -60,9 +63,6 @@ class Snapshot:
         """The optimizer's state dict, once every tensor is known to have its place in the run.
 
         A fused optimizer reads as many elements as its parameter has, whatever the state has.
-
-        Raises:
-            VitcliError: a tensor is missing, left over, or of another shape or type.
         """
         own = optimizer.state_dict()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -112,10 +112,6 @@ def same_tensors(what: str, given: Mapping[Any, Any], own: Tensors) -> None:
             )
 
 
-def is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
 def names_reasons(value: Any) -> bool:
     return isinstance(value, dict) and all(type(x) is str for pair in value.items() for x in pair)
 
@@ -152,19 +148,6 @@ def check_sums(folder: Path, sums: Any) -> None:
             raise ValueError(f"{name} is damaged")
 
 
-def metrics_entry(line: bytes, step: int) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or None where it is not one of a run up to `step`."""
-    try:
-        entry = json.loads(line)
-        row = HistoryRow(**entry)
-        numbers = [value for value in entry.values() if value is not None]
-        plain = all(type(value) in (int, float) for value in numbers)
-        _ = [float(value) for value in numbers]  # no integer beyond all floats
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return None
-    return entry if plain and is_count(row.step) and row.step <= step else None
-
-
 class RunDirectory:
     """Writes a run as it goes; rank 0 alone holds one that writes.
 
@@ -181,11 +164,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """This process alone writes here, until the block ends or the process does.
-
-        Raises:
-            VitcliError: another process is at it, or the directory cannot be made.
-        """
+        """This process alone writes here, until the block ends or the process does."""
         with self._making():
             self.path.mkdir(parents=True, exist_ok=True)
             lock = try_lock(self.path / ".lock")
@@ -194,10 +173,8 @@ class RunDirectory:
                 f"{self.path}: another process is training in this directory",
                 "wait until it has ended, or choose another --out",
             )
-        try:
+        with lock:
             yield
-        finally:
-            lock.close()
 
     @contextmanager
     def _making(self) -> Iterator[None]:
@@ -211,11 +188,7 @@ class RunDirectory:
             ) from error
 
     def start(self, config: ModelConfig) -> None:
-        """Make the directory of a new run.
-
-        Raises:
-            VitcliError: there is a run in it, or it cannot be made.
-        """
+        """Make the directory of a new run."""
         if self.config_file.exists():
             raise VitcliError(
                 f"{self.path}: there is a run in this directory",
@@ -260,21 +233,18 @@ class RunDirectory:
         with atomic_write(self.config_file) as file:
             file.write(config_yaml(config).encode())
 
-    def check_config(self, config: ModelConfig, may_change: Collection[str] = ()) -> None:
-        """Refuse to continue another run than this one.
+    def check_config(self, written: Run, config: Run, may_change: Collection[str]) -> None:
+        """Refuse to continue another run than the one that is here.
 
         `may_change` are dotted keys whose change the caller allows.
-
-        Raises:
-            VitcliError: the configs differ; the message shows where.
         """
-        there = dotted(self.written_config(type(config)).model_dump(mode="python"))
+        there = dotted(written.model_dump(mode="python"))
         asked = dotted(config.model_dump(mode="python"))
-        keys = [key for key in {**there, **asked} if there.get(key) != asked.get(key)]
-        keys = [key for key in keys if key not in may_change]
-        if there.get("classes") is None:  # of a release that stored no names
-            keys = [key for key in keys if key != "classes"]
-        if keys:
+        # Names that were not stored, as by earlier releases, are no others now.
+        unknown = [key for key in ("classes", "train.output_names") if there.get(key) is None]
+        free = {*may_change, *unknown}
+        changed = (key for key in {**there, **asked} if there.get(key) != asked.get(key))
+        if keys := [key for key in changed if key not in free]:
             shown = "; ".join(
                 f"{key} is {there.get(key, 'absent')} in the run, {asked.get(key, 'absent')} now"
                 for key in keys
@@ -288,13 +258,8 @@ class RunDirectory:
             )
 
     def latest(self) -> Snapshot | None:
-        """The last whole snapshot, or none; `Snapshot.fit` says whether a model can take it.
-
-        Raises:
-            VitcliError: it cannot be read, or is not a snapshot.
-        """
-        steps = self._steps()
-        if not steps:
+        """The last whole snapshot, or none; `Snapshot.fit` says whether a model can take it."""
+        if not (steps := self._steps()):
             return None
         folder = self._folder(steps[-1])
         try:
@@ -313,9 +278,7 @@ class RunDirectory:
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise VitcliError(
-                f"{folder}: cannot be read: {reason}",
-                OTHER_SNAPSHOT,
-                exit_code=1,
+                f"{folder}: cannot be read: {reason}", OTHER_SNAPSHOT, exit_code=1
             ) from error
         whole = is_count(found.step) and is_count(found.metrics_bytes)
         if not (whole and found.step == steps[-1] and names_reasons(found.unreadable)):
@@ -358,11 +321,7 @@ class RunDirectory:
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line; NaN and infinities are null, as JSON has none."""
-        plain = {
-            key: None if isinstance(value, float) and value - value != 0 else value
-            for key, value in entry.items()
-        }
-        line = json.dumps(plain).encode() + b"\n"
+        line = json.dumps(to_plain(dict(entry))).encode() + b"\n"
         with self._writing(), self._metrics(os.O_WRONLY | os.O_APPEND) as file:
             while line:
                 line = line[os.write(file, line) :]
@@ -375,7 +334,6 @@ class RunDirectory:
         optimizer: dict[str, Any],
         exported: Mapping[str, Tensors],
         unreadable: Mapping[str, str],
-        keep: int = 2,
     ) -> None:
         """Write `exported` (file name -> tensors), the snapshot of `step`, and drop old ones.
 
@@ -388,7 +346,7 @@ class RunDirectory:
                 self._export(name, tensors)
             shutil.rmtree(part, ignore_errors=True)
             try:
-                part.mkdir()
+                part.mkdir(parents=True)
                 sync(self.metrics_file)
                 length = self.metrics_file.stat().st_size
                 save_file(plain_tensors(weights), part / "weights.safetensors")
@@ -402,9 +360,9 @@ class RunDirectory:
                     "sha256": {file.name: sha256(file) for file in sorted(part.iterdir())},
                 }
                 torch.save(state, part / "trainer.pt")
-                for written in part.iterdir():
-                    as_new(written)
-                    sync(written)
+                for file in part.iterdir():
+                    as_new(file)
+                    sync(file)
                 sync(part)
                 shutil.rmtree(final, ignore_errors=True)
                 part.rename(final)
@@ -412,7 +370,7 @@ class RunDirectory:
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise
-            for old in self._steps()[:-keep]:
+            for old in self._steps()[:-KEPT]:
                 shutil.rmtree(self._folder(old), ignore_errors=True)
 
     def _export(self, name: str, tensors: Tensors) -> None:

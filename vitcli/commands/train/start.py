@@ -1,9 +1,14 @@
-"""What a run starts from: processes, encoder, classifier, trained parameters, optimizer, audit."""
+"""What a run starts from: its encoder, whose weights and classifier, its teacher, its processes.
+
+B images, K classes.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,20 +16,26 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from vitcli.build import build_encoder
-from vitcli.checkpoints.adapters import adapt_heads, adapters
+from vitcli.checkpoints.adapters import adapt_heads
+from vitcli.checkpoints.load import class_names, weights_digest
+from vitcli.commands.train.data import channels
 from vitcli.commands.train.inputs import derived_seed
-from vitcli.commands.train.result import AuditRow
-from vitcli.config.schema import EncoderConfig
-from vitcli.config.training import TrainConfig, launched
+from vitcli.config.load import ModelRequest
+from vitcli.config.schema import EncoderConfig, PreprocessConfig
+from vitcli.config.training import ImagesRun, ShapesRun, TrainConfig, launched
 from vitcli.config.variants import HEADS, POOLINGS
+from vitcli.engines.reference import LibraryEncoder
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError
 from vitcli.files import first_names
+from vitcli.images.folders import class_name, class_order
+from vitcli.loading import load_model
 from vitcli.measures import all_finite
-from vitcli.nn.attention import decayed_names
+from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
 
 SMALL = 5_000_000
@@ -36,16 +47,13 @@ def with_classifier(config: EncoderConfig, classes: int, distilled: bool = False
 
     Args:
         distilled: with a second classifier on a distillation token.
-
-    Raises:
-        VitcliError: nothing is pooled, or there is no CLS token beside the distillation token.
     """
-    if distilled and not config.cls_token:
-        raise VitcliError(
-            "a teacher needs a CLS token beside the distillation token",
-            "add --set encoder.cls_token=true",
-        )
     if distilled:
+        if not config.cls_token:
+            raise VitcliError(
+                "a teacher needs a CLS token beside the distillation token",
+                "add --set encoder.cls_token=true",
+            )
         config = config.model_copy(update={"head": "distilled", "dist_token": True})
     keeps = HEADS[config.head].classifies_tokens
     if not keeps and not POOLINGS[config.pooling].width:
@@ -67,10 +75,6 @@ def start_encoder(
 
     Args:
         outputs: which of the source's outputs are classes of this run; without, none is kept.
-
-    Raises:
-        VitcliError: the source has other parameters, adapters cannot go where they are to, or
-            a classifier that does not train lacks a class.
     """
     if train.backbone:
         size, classes = config.image_size, config.head_out or 1
@@ -82,10 +86,11 @@ def start_encoder(
         encoder.head.requires_grad_(True)
     if train.lora.heads:
         lora = train.lora
-        whole = kept and outputs is not None and not outputs.new
-        if source is not None and not lora.train_head and not whole:
+        new = outputs.new if outputs else ()
+        if source is not None and not lora.train_head and (new or not kept):
+            lacking = f"the class {new[0]}" if new else "the classes by name"
             raise VitcliError(
-                f"--lora: the weights have no output for {_lacking(outputs)}",
+                f"--lora: the weights have no output for {lacking}",
                 "add --train-head, or name the outputs of the weights with --classes FILE",
             )
         try:
@@ -95,10 +100,6 @@ def start_encoder(
             raise VitcliError(f"--lora: {error}", "name another BLOCK:HEAD") from error
         encoder.head.requires_grad_(lora.train_head)
     return encoder
-
-
-def _lacking(outputs: OutputMap | None) -> str:
-    return f"the class {outputs.new[0]}" if outputs and outputs.new else "the classes by name"
 
 
 @dataclass(frozen=True)
@@ -124,25 +125,13 @@ def map_outputs(given: Sequence[str], classes: Sequence[str]) -> OutputMap:
     """Which outputs, by their names, are which classes; an empty name is none."""
     place = {name: index for index, name in enumerate(classes)}
     rows, used = [], set()
-    for index, name in enumerate(given):
+    names = [class_name(name) for name in given]
+    for index, name in enumerate(names):
         if name in place and name not in used:
             used.add(name)
             rows.append((index, place[name]))
-    return OutputMap(
-        tuple(rows),
-        tuple(name for name in classes if name not in used),
-        tuple(name for name in given if name and name not in place),
-    )
-
-
-def trained_names(encoder: VisionEncoder, train: TrainConfig) -> set[str]:
-    """The parameters that the recipe trains, whatever their `requires_grad` says."""
-    names = {name for name, _ in encoder.named_parameters()}
-    head = {name for name in names if name.startswith("head.")}
-    if train.lora.heads:
-        added = {f"{name}.{part}" for name, _ in adapters(encoder) for part in ("down", "up")}
-        return added | head if train.lora.train_head else added
-    return head if train.freeze == "encoder" else names
+    new = tuple(name for name in classes if name not in used)
+    return OutputMap(tuple(rows), new, tuple(n for n in names if n and n not in place))
 
 
 @torch.no_grad()
@@ -151,9 +140,6 @@ def copy_weights(
 ) -> bool:
     """All of `source`, its positions converted to the encoder's grid; of the classifier the
     outputs that are mapped, never one for its shape alone. Whether any output was kept.
-
-    Raises:
-        VitcliError: a parameter is missing, left over or of another shape.
     """
     given, own = source.state_dict(), encoder.state_dict()
     position = encoder.front_end.position.converted(source.front_end.position)
@@ -183,6 +169,121 @@ def copy_weights(
     return kept
 
 
+def started(
+    config: ShapesRun | ImagesRun,
+    source: Model | None,
+    classes: Sequence[str],
+    say: Callable[[str], None],
+) -> VisionEncoder:
+    """The encoder before its first step; says which outputs of the weights it kept."""
+    given = config.train.output_names
+    if source is None:
+        if given:
+            raise VitcliError(
+                "--classes: needs the weights whose outputs it names", "add --weights SOURCE"
+            )
+        return start_encoder(config.encoder, config.train)
+    names, outputs = given or source.config.classes, source.config.encoder.head_out
+    if given and len(given) != (outputs or 0):
+        raise VitcliError(
+            f"--classes: wrong number of names (got {len(given)}, expected "
+            f"{outputs or 0}, one per output of the weights)",
+            "write one line per output; leave it empty for an output that is not a class here",
+        )
+    mapped = map_outputs(names, classes) if names and len(names) == outputs else None
+    if mapped is not None:
+        say(f"classifier: {mapped.line()}")
+    elif outputs:
+        say(
+            f"classifier: new for {len(classes)} classes; the weights have {outputs} outputs "
+            "without names (--classes FILE names them)"
+        )
+    return start_encoder(config.encoder, config.train, source.encoder, mapped)
+
+
+class Teacher(nn.Module):
+    """A trained classifier that labels a student's images.
+
+    Args:
+        outputs: its output of each of the student's classes.
+        preprocess: how the student's images are normalized; the teacher reads them with its own
+            mean and standard deviation, and resized where its input size is another.
+    """
+
+    def __init__(self, model: Model, outputs: Sequence[int], preprocess: PreprocessConfig) -> None:
+        super().__init__()
+        self.encoder = model.encoder.eval().requires_grad_(False)
+        self.size = model.input_size
+        self.sha256 = weights_digest(self.encoder)
+        (mean, scale), (its_mean, its_scale) = map(channels, (preprocess, model.preprocessing))
+        self.gain = (its_scale / scale).to(model.device)  # (3, 1, 1)
+        self.shift = ((mean - its_mean) * its_scale).to(model.device)
+        self.outputs = torch.tensor(outputs, device=model.device)
+
+    def line(self, train: TrainConfig) -> str:
+        """What is distilled, in a line."""
+        height, width = self.size
+        soft = train.distillation == "soft"
+        return (
+            f"teacher: {train.teacher} (sha256 {self.sha256[:12]}), reads {height}x{width}; "
+            f"{train.distillation} distillation, alpha {train.distillation_alpha:g}"
+            + (f", temperature {train.distillation_temperature:g}" if soft else "")
+        )
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, height, width) as the student reads them -> logits (B, K)."""
+        if images.shape[-2:] != self.size:
+            images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
+        logits: Tensor = self.encoder(images * self.gain + self.shift).output
+        return logits[:, self.outputs]
+
+
+def load_teacher(
+    train: TrainConfig, classes: Sequence[str], preprocess: PreprocessConfig, device: torch.device
+) -> Teacher:
+    """The teacher of a run, its outputs mapped to the run's classes by name."""
+    assert train.teacher is not None
+    subject = f"train.teacher: {train.teacher}"
+    model = load_model(ModelRequest(weights=train.teacher, device=str(device)), by_library=True)
+    with torch.no_grad():
+        zeros = torch.zeros(1, 3, *model.input_size, device=model.device)
+        logits = model.encoder(zeros).output
+    names = None if logits is None or logits.ndim != 2 else output_names(model, logits.shape[1])
+    if names is None:
+        raise VitcliError(
+            f"{subject}: is not a classifier whose outputs have names",
+            "name a run of vitcli train, or write the names into the teacher's config (id2label or "
+            "label_names in config.json, classes in config.yaml)",
+        )
+    names = tuple(map(class_name, names))
+    if missing := class_order(set(classes) - set(names)):
+        raise VitcliError(
+            f"{subject}: has no output for {first_names(missing)}",
+            "train a teacher on the same classes",
+        )
+    if not all_finite(logits):
+        raise VitcliError(f"{subject}: gives values that are not finite", "choose another teacher")
+    teacher = Teacher(model, [names.index(name) for name in classes], preprocess)
+    if train.teacher_sha256 not in (None, teacher.sha256):
+        raise VitcliError(
+            f"{subject}: has other weights than when the run began (got sha256 "
+            f"{teacher.sha256[:12]}, expected {train.teacher_sha256[:12]})",
+            "restore the teacher's weights, or start another run with another --out",
+        )
+    return teacher
+
+
+def output_names(model: Model, outputs: int) -> tuple[str, ...] | None:
+    """The class of each output; None where nobody named them."""
+    if not isinstance(model.encoder, LibraryEncoder):
+        return model.config.classes
+    backbone = model.encoder.backbone
+    config = getattr(backbone.module, "config", None)
+    names = {"id2label": getattr(config, "id2label", None), **backbone.prepared_by}
+    return class_names(names, outputs)
+
+
 def set_threads(models: Sequence[nn.Module], threads: int | None) -> None:
     """As configured; else one for small models on the CPU, where more only wait for each other."""
     small = sum(p.numel() for model in models for p in model.parameters()) < SMALL
@@ -190,139 +291,34 @@ def set_threads(models: Sequence[nn.Module], threads: int | None) -> None:
         torch.set_num_threads(threads or 1)
 
 
-def make_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters in two groups: decayed and not (in this order)."""
-    decayed = decayed_names(model)
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {
-            "params": [p for name, p in named if name in decayed],
-            "weight_decay": train.weight_decay,
-        },
-        {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=train.lr,
-        betas=train.betas,
-        eps=train.eps,
-        fused=named[0][1].device.type in ("cpu", "cuda"),
-    )
-
-
-def warmup_steps(warmup: float | int, total: int) -> int:
-    """Steps of warm-up: a fraction of `total` below 1, else a number of steps, at most `total`."""
-    return min(round(warmup * total) if warmup < 1 else int(warmup), total)
-
-
-def learning_rate(
-    step: int, total: int, peak: float, warmup: int = 0, schedule: str = "cosine", end: float = 0.0
-) -> float:
-    """The rate of update `step`, 0 .. total - 1.
-
-    Update k of the warm-up has peak (k + 1) / warmup, so none is wasted at zero. Then
-    end + (peak - end) (1 + cos(pi t)) / 2 with t = (step - warmup) / (total - warmup), which would
-    reach `end` at step `total` (Loshchilov and Hutter 2017, equation 5, without restarts).
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if schedule == "constant":
-        return peak
-    t = (step - warmup) / (total - warmup)
-    return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * t))
-
-
-def audit(model: nn.Module, expected: set[str], still: Collection[str] = ()) -> list[AuditRow]:
-    """One row for each parameter after a backward pass; `expected` are the names to be trained.
-
-    `still` are those of them whose gradient may be zero.
-
-    Raises:
-        VitcliError: a gradient on a parameter that is not expected, or none (or a zero one) on
-            one that is (exit code 1).
-    """
-    rows = [
-        AuditRow(
-            name,
-            p.numel(),
-            name in expected,
-            None if p.grad is None else float(p.grad.norm()),
-        )
-        for name, p in model.named_parameters()
-    ]
-    leaks = [r.name for r in rows if not r.trainable and r.gradient_norm is not None]
-    dry = [
-        r.name
-        for r in rows
-        if r.trainable and not r.gradient_norm and (r.gradient_norm is None or r.name not in still)
-    ]
-    if leaks:
-        raise VitcliError(
-            f"gradient audit: a gradient reaches {leaks[0]}, which should be frozen"
-            + (f", and {len(leaks) - 1} more" if leaks[1:] else ""),
-            "remove the code that unfreezes parameters of this run",
-            exit_code=1,
-        )
-    if dry:
-        raise VitcliError(
-            f"gradient audit: no gradient reaches {dry[0]}, which should train"
-            + (f", and {len(dry) - 1} more" if dry[1:] else ""),
-            "choose a pooling and a head that use the adapted layer",
-            exit_code=1,
-        )
-    return rows
+class Stopped(BaseException):
+    """A signal asked the run to end; it ends where a snapshot can be taken."""
 
 
 @contextmanager
-def _watched(model: nn.Module, bad: list[str]) -> Iterator[None]:
-    """Notes the modules whose output is not finite, in the order they finish."""
-    handles = []
+def stop_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM in place of obeying; the second one does not wait.
 
-    def watch(name: str, module: nn.Module) -> None:
-        def hook(_: nn.Module, __: object, output: object) -> None:
-            parts = output if isinstance(output, tuple) else (output,)
-            if not all(all_finite(p) for p in parts if isinstance(p, Tensor)):
-                bad.append(name)
-
-        handles.append(module.register_forward_hook(hook))
-
-    for name, module in model.named_modules():
-        if name:
-            watch(name, module)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@torch.no_grad()
-def first_bad_layer(model: nn.Module, images: Tensor) -> str | None:
-    """The first module, in the order of the forward pass, that gives NaN or infinity.
-
-    If its parameters are the cause, they are named instead; if the forward pass is sound, the
-    parameter nearest the loss whose gradient is not finite, or the one with the largest gradient
-    where only the norm overflows; None without gradients.
+    At the end the signal is sent again, to whoever took it before.
     """
-    bad: list[str] = []
-    with _watched(model, bad):
-        model(images)
-    if bad:
-        wrong = [
-            name
-            for name, p in model.get_submodule(bad[0]).named_parameters(prefix=bad[0])
-            if not all_finite(p)
-        ]
-        return wrong[0] if wrong else f"{bad[0]} (output)"
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    broken = [name for name, gradient in gradients.items() if not all_finite(gradient)]
-    if broken:
-        return f"{broken[-1]} (gradient)"
-    if not gradients:
-        return None
-    # Every entry is finite and only their sum of squares is not: name the largest.
-    largest = max(gradients, key=lambda name: float(gradients[name].abs().max()))
-    return f"{largest} (largest gradient)"
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if caught:
+            os.kill(os.getpid(), caught[0])
 
 
 @dataclass(frozen=True)
@@ -367,11 +363,7 @@ class World:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """This process's own GPU, where torchrun started several on a machine.
-
-    Raises:
-        VitcliError: one GPU is named for several processes, or there are too few.
-    """
+    """This process's own GPU, where torchrun started several on a machine."""
     launch = launched()
     if device.type != "cuda" or launch.size == 1:
         return device
@@ -392,9 +384,6 @@ def world(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun started; alone where there are none.
 
     `device` is this process's own, from `local_device`.
-
-    Raises:
-        VitcliError: the processes cannot meet.
     """
     size = launched().size
     if size == 1:

@@ -57,17 +57,15 @@ def tables(result: TrainResult) -> Iterator[str | Table]:
 
 def history_table(history: Sequence[HistoryRow]) -> Table:
     """The run in `ROWS` pieces: means over each, and the validation that ended it, if any."""
-    grid = table()
-    for name in ("step", "loss", "accuracy", "lr", "gradient", "val loss", "val accuracy"):
-        grid.add_column(name, justify="right")
+    numbers = (">step", ">loss", ">accuracy", ">lr", ">gradient", ">val loss", ">val accuracy")
+    grid = table(None, *numbers)
     last = history[-1].step
     ends = sorted({-(-last * i // ROWS) for i in range(1, ROWS + 1)})
     start = 0
     for end in ends:
         piece = [row for row in history if start < row.step <= end]
         start = end
-        steps = [row for row in piece if row.lr is not None]
-        tests = [row for row in piece if row.val_loss is not None]
+        steps, tests = logged(piece)
         cells = [
             mean([row.loss for row in steps], ".4f"),
             mean([row.accuracy for row in steps], ".4f"),
@@ -81,6 +79,12 @@ def history_table(history: Sequence[HistoryRow]) -> Table:
     return grid
 
 
+def logged(history: Sequence[HistoryRow]) -> tuple[list[HistoryRow], list[HistoryRow]]:
+    """The steps, and the validations."""
+    steps = [row for row in history if row.lr is not None]
+    return steps, [row for row in history if row.val_loss is not None]
+
+
 def mean(values: Sequence[float | None], form: str) -> str:
     """The mean as text; nothing for none, nan where one is not finite."""
     if not values:
@@ -91,10 +95,7 @@ def mean(values: Sequence[float | None], form: str) -> str:
 
 
 def classes_table(summary: TrainSummary) -> Table:
-    grid = table()
-    grid.add_column("class")
-    grid.add_column("images", justify="right")
-    grid.add_column("accuracy", justify="right")
+    grid = table(None, "class", ">images", ">accuracy")
     for row in summary.classes:
         value = "" if row.accuracy is None else f"{row.accuracy:.4f}"
         grid.add_row(escape(row.name), str(row.images), value)
@@ -103,11 +104,7 @@ def classes_table(summary: TrainSummary) -> Table:
 
 def audit_table(result: TrainResult) -> Table:
     """Every parameter that trains, and what is frozen by block."""
-    grid = table("gradient audit")
-    grid.add_column("parameters")
-    grid.add_column("count", justify="right")
-    grid.add_column("trains")
-    grid.add_column("gradient norm", justify="right")
+    grid = table("gradient audit", "parameters", ">count", "trains", ">gradient norm")
     for place, group in groupby(result.audit, key=lambda row: part(row.name)):
         rows = list(group)
         for row in rows:
@@ -155,8 +152,7 @@ def _start(config: dict[str, Any]) -> str:
 @styled
 def figure(result: TrainResult) -> Any:
     """Loss, accuracy, gradient norm and learning rate against the step."""
-    steps = [row for row in result.history if row.lr is not None]
-    tests = [row for row in result.history if row.val_loss is not None]
+    steps, tests = logged(result.history)
     drawing = new_figure(4.4, panels=2)
     panels = drawing.subplots(4 // abreast(2), abreast(2), sharex=True, squeeze=False)
     loss, accuracy, norm, rate = panels.flat
