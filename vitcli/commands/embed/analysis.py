@@ -32,7 +32,7 @@ from vitcli.commands.embed.result import (
     remembered,
 )
 from vitcli.config.schema import PreprocessConfig
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.files import printable
 from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import Entry
@@ -143,8 +143,7 @@ def embed(
     texts = tuple(os.fspath(text) for text in many)
     listing = Listing(texts, any_suffix, folder, timeout_s, memory_bytes)
     work = None
-    if cluster not in (None, "ray"):
-        raise VitcliError(f"--cluster {cluster}: unknown (expected ray)", "--cluster ray")
+    check_choice("--cluster", cluster, ["ray"])
     if address and not cluster:
         raise VitcliError("--address: is the address of a cluster", "add --cluster ray")
     if cluster:

@@ -52,21 +52,17 @@ from vitcli.ui.options import (
     PrintConfigOption,
     ProjectionOption,
     Without,
-    grouped,
     known_engine,
     load_all,
     parse_color,
 )
+from vitcli.ui.parameters import grouped, option
 
 Defaults = FolderOptions
 
 
-def _job(*names: str, **how: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Job", **how)
-
-
-def _vectors(*names: str, **how: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Vectors", **how)
+_job: Any = partial(option, rich_help_panel="Job")
+_vectors: Any = partial(option, rich_help_panel="Vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,76 +73,63 @@ class JobOptions:
         str,
         _vectors(
             "--tokens",
-            metavar="KINDS",
-            help="Any of pooled, output, cls, dist, register, patch, deepstack (Qwen3-VL), "
-            "separated by commas.",
+            "KINDS",
+            "Any of pooled, output, cls, dist, register, patch, deepstack (Qwen3-VL), separated "
+            "by commas.",
         ),
     ] = Defaults.kind
     layers: Annotated[
         str | None,
-        _vectors(
+        typer.Option(
             "--layers",
             "--layer",
             metavar="N,...",
             help="0 is the input of the first block, i the output of block i, -1 the last.",
             show_default="the end of the encoder, after the final norm",
+            rich_help_panel="Vectors",
         ),
     ] = None
     format: Annotated[
         str,
         _vectors(
             "--format",
-            metavar="parquet|npy|safetensors",
-            help="Files of the vectors; npy has a csv of names beside it.",
+            "parquet|npy|safetensors",
+            "Files of the vectors; npy has a csv of names beside it.",
         ),
     ] = Defaults.format
-    vector_dtype: Annotated[
-        str, _vectors("--vector-dtype", metavar="TYPE", help="float32 or float16.")
-    ] = Defaults.vector_dtype
+    vector_dtype: Annotated[str, _vectors("--vector-dtype", "TYPE", "float32 or float16.")] = (
+        Defaults.vector_dtype
+    )
     norms: Annotated[
         bool, _vectors("--norms", help="Also write the norms of each layer's tokens.")
     ] = Defaults.norms
     part_rows: Annotated[
         int,
-        _job(
-            "--part-rows",
-            metavar="N",
-            min=1,
-            help="Rows per part; fewer where a part would exceed 256 MiB.",
-        ),
+        _job("--part-rows", "N", "Rows per part; fewer where a part would exceed 256 MiB.", min=1),
     ] = Defaults.part_rows
-    batch: Annotated[int, _job("--batch", metavar="N", min=1, help="Images per forward pass.")] = (
-        Defaults.batch
-    )
+    batch: Annotated[int, _job("--batch", "N", "Images per forward pass.", min=1)] = Defaults.batch
     workers: Annotated[
         int | None,
-        _job(
-            "--workers",
-            metavar="N",
-            min=1,
-            help="Number of decoding processes.",
-            show_default="one per core",
-        ),
+        _job("--workers", "N", "Number of decoding processes.", min=1, show_default="one per core"),
     ] = Defaults.workers
     timeout_s: Annotated[
-        float, _job("--timeout", metavar="S", min=0.001, help="Time limit per image, in seconds.")
+        float, _job("--timeout", "S", "Time limit per image, in seconds.", min=0.001)
     ] = Defaults.timeout_s
     memory: Annotated[
-        float,
-        _job("--memory", metavar="GIB", min=0.25, help="Memory of each decoding process."),
+        float, _job("--memory", "GIB", "Memory of each decoding process.", min=0.25)
     ] = Defaults.memory_bytes / 2**30
-    max_pixels: Annotated[
-        int, _job("--max-pixels", metavar="N", min=1, help="Images of more pixels fail.")
-    ] = Defaults.max_pixels
-    min_side: Annotated[
-        int, _job("--min-side", metavar="N", min=1, help="Images with a shorter side fail.")
-    ] = Defaults.min_side
+    max_pixels: Annotated[int, _job("--max-pixels", "N", "Images of more pixels fail.", min=1)] = (
+        Defaults.max_pixels
+    )
+    min_side: Annotated[int, _job("--min-side", "N", "Images with a shorter side fail.", min=1)] = (
+        Defaults.min_side
+    )
     any_suffix: Annotated[
         bool, _job("--any-suffix", help="Read every file of a folder, whatever its suffix.")
     ] = False
-    shard: Annotated[
-        str, _job("--shard", metavar="I/N", help="Write only every N-th part, from the I-th.")
-    ] = "/".join(map(str, Defaults.shard))
+    shard: Annotated[str, _job("--shard", "I/N", "Write only every N-th part, from the I-th.")] = (
+        "/".join(map(str, Defaults.shard))
+    )
     retry_failed: Annotated[
         bool, _job("--retry-failed", help="Try the failed rows of finished parts again.")
     ] = Defaults.retry_failed
@@ -154,12 +137,11 @@ class JobOptions:
         Defaults.fail_fast
     )
     cluster: Annotated[
-        str | None,
-        _job("--cluster", metavar="ray", help="Run on a Ray cluster (extra ray)."),
+        str | None, _job("--cluster", "ray", "Run on a Ray cluster (extra ray).")
     ] = None
     address: Annotated[
         str | None,
-        _job("--address", metavar="HOST:PORT", help="Address of a running cluster; auto finds it."),
+        _job("--address", "HOST:PORT", "Address of a running cluster; auto finds it."),
     ] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -181,17 +163,17 @@ def embed(
     ],
     *,
     model: ModelOptions,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the vectors.")],
+    out: Annotated[str, option("--out", "DIR", "Folder of the vectors.")],
     job: JobOptions,
     engine: EngineOption = None,
     background: BackgroundOption = "white",
     output: Annotated[Output, Without(("format",))],  # --format is that of the parts
     result_format: Annotated[
         str,
-        typer.Option(
+        option(
             "--result-format",
-            metavar="|".join(FORMATS),
-            help="Format of the printed result, as --format of other commands.",
+            "|".join(FORMATS),
+            "Format of the printed result, as --format of other commands.",
         ),
     ] = "table",
     plot: Plot,
@@ -283,9 +265,7 @@ def tables(result: FolderResult) -> Iterator[Any]:
         f"{escape(model.weights)}; {result.engine} engine, {model.dtype} on {model.device}; "
         f"{result.kind} vectors of {result.width}"
     )
-    counts = table()
-    counts.add_column("status")
-    counts.add_column("images", justify="right")
+    counts = table(None, "status", ">images")
     counts.add_row("ok", f"{result.ok:,}")
     for failure in result.failures:
         counts.add_row(failure.code, f"{failure.count:,}")

@@ -22,7 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vitcli.errors import VitcliError, install_extra
+from vitcli.errors import VitcliError, check_choice, install_extra
 from vitcli.files import atomic_write, printable
 from vitcli.images.sources import Entry
 
@@ -205,23 +205,16 @@ FORMATS: dict[str, PartFormat] = {
 }
 
 
-def check_format(name: str, dtype: str = "float32") -> PartFormat:
-    """The format of that name, ready to write.
+def check_format(name: str, dtype: str) -> None:
+    """Refuse a format that is unknown or whose library is missing, or a type that none can hold.
 
     Raises:
-        VitcliError: there is none, its library is missing, or vectors cannot be of that type.
+        VitcliError: as said.
     """
-    if name not in FORMATS:
-        kinds = ", ".join(FORMATS)
-        raise VitcliError(f"--format {name}: unknown (expected {kinds})", "--format parquet")
-    if dtype not in ("float32", "float16"):
-        raise VitcliError(
-            f"--vector-dtype {dtype}: unknown (expected float32 or float16)",
-            "--vector-dtype float16",
-        )
+    check_choice("--format", name, FORMATS)
+    check_choice("--vector-dtype", dtype, ("float32", "float16"))
     if name == "parquet":
         _pyarrow(", or --format npy")
-    return FORMATS[name]
 
 
 def _pyarrow(instead: str = "") -> tuple[Any, Any]:

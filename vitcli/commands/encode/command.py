@@ -29,6 +29,7 @@ from vitcli.ui.options import (
     load_all,
     parse_color,
 )
+from vitcli.ui.parameters import option
 
 
 @grouped
@@ -44,48 +45,41 @@ def encode(
     model: ModelOptions,
     every: EveryOption = 1,
     out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Write vectors to a file (.npz, .npy, .safetensors).",
-        ),
+        str | None, option("--out", "FILE", "Write vectors to a file (.npz, .npy, .safetensors).")
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--tokens",
-            metavar="KINDS",
-            help="Vectors that --out holds, with commas: cls, dist, register, patch, pooled, "
-            "output, deepstack (Qwen3-VL) (default: pooled, or patch without pooling).",
+            "KINDS",
+            "Vectors that --out holds, with commas: cls, dist, register, patch, pooled, output, "
+            "deepstack (Qwen3-VL) (default: pooled, or patch without pooling).",
         ),
     ] = None,
     engine: EngineOption = None,
     background: BackgroundOption = "white",
     map_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--map",
-            metavar="FILE",
-            help="Draw patch features as colors: the first three principal components over all "
-            "images.",
+            "FILE",
+            "Draw patch features as colors: the first three principal components over all images.",
         ),
     ] = None,
     map_query: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--map-query",
-            metavar="ROW,COL",
-            help="Add to --map the cosine of every patch to this patch of the first image.",
+            "ROW,COL",
+            "Add to --map the cosine of every patch to this patch of the first image.",
         ),
     ] = None,
     layer: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--layer",
-            metavar="N",
-            help="Layer of --map: 0 is the input of the first block, i the output of block i, "
-            "-1 the "
+            "N",
+            "Layer of --map: 0 is the input of the first block, i the output of block i, -1 the "
             "last.",
             show_default="after the final norm",
         ),

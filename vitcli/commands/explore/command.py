@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
 
 from vitcli.config.settings import parse_layers
@@ -31,12 +30,14 @@ from vitcli.ui.figures import (
 from vitcli.ui.options import (
     BackgroundOption,
     EncodersOptions,
+    ImagesArgument,
     Output,
     Without,
     grouped,
     load_all,
     parse_color,
 )
+from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:
     from vitcli.commands.explore.analysis import ExploreResult
@@ -44,30 +45,24 @@ if TYPE_CHECKING:
 
 LayersOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--layers",
-        metavar="N,M,...",
-        help="Layers, with commas: 0 is the input of the first block, i the output of block i, "
-        "-1 the last (default: four, evenly spaced).",
+        "N,M,...",
+        "Layers, with commas: 0 is the input of the first block, i the output of block i, -1 the "
+        "last (default: four, evenly spaced).",
     ),
 ]
 
 
 @grouped
 def explore(
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
-    ] = None,
+    images: ImagesArgument = None,
     *,
     encoders: Annotated[EncodersOptions, Without(("adapter",))],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.html", help="The page to write.")
-    ] = Path("explore.html"),
+    out: Annotated[Path, option("--out", "FILE.html", "The page to write.")] = Path("explore.html"),
     layers: LayersOption = None,
     max_size: Annotated[
-        float,
-        typer.Option("--max-size", metavar="MIB", min=0.1, help="Largest size of the page."),
+        float, option("--max-size", "MIB", "Largest size of the page.", min=0.1)
     ] = 10.0,
     background: BackgroundOption = "white",
     output: Output,
@@ -110,20 +105,16 @@ def explore(
 
 @grouped
 def grid(
-    images: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="IMAGE", help="Image files (default: a built-in image)."),
-    ] = None,
+    images: ImagesArgument = None,
     *,
     encoders: Annotated[EncodersOptions, Without(("adapter",))],
     layers: LayersOption = None,
     foreground: Annotated[
         bool,
-        typer.Option(
+        option(
             "--foreground/--all-patches",
             help="Color only the foreground: the side of the first principal component that "
-            "touches "
-            "the image border less.",
+            "touches the image border less.",
         ),
     ] = True,
     background: BackgroundOption = "white",
