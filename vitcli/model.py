@@ -129,7 +129,7 @@ class Model:
         if channels != 3:
             raise VitcliError(
                 f"{self.name}: does not read RGB images (got {channels} channels, expected 3)",
-                "--set encoder.channels=3",
+                "--set encoder.channels=3" if self.fresh else "name a checkpoint of RGB images",
             )
 
     @property

@@ -18,7 +18,11 @@ QWEN = {"image_processor_type": "Qwen2VLImageProcessor"}
 
 
 @pytest.mark.parametrize(
-    "name", ["ViT", "DeiT", "CLIP", "Bit", "Siglip", "GotOcr2", "Qwen2VL", "DINOv3ViT"]
+    "name",
+    [
+        *("ViT", "DeiT", "CLIP", "Bit", "Siglip", "GotOcr2", "Qwen2VL", "DINOv3ViT"),
+        "DeepseekVLHybrid",
+    ],
 )
 def test_defaults_are_those_of_the_class(name: str) -> None:
     """An empty file and the class's own file say the same; so do null keys and older names."""

@@ -42,6 +42,10 @@ def test_every_form_of_a_state_dict(folder: Path, tmp_path: Path) -> None:
         "lightning": {"state_dict": tensors, "hyper_parameters": {"lr": 0.1}},
         "data parallel": {"model": {f"module.{n}": t for n, t in tensors.items()}},
         "compiled": {f"_orig_mod.{n}": t for n, t in tensors.items()},
+        "averaged": {
+            **{f"module.{n}": t for n, t in tensors.items()},
+            "n_averaged": torch.ones(()),
+        },
         "with arguments": {
             "model": tensors,
             "args": argparse.Namespace(lr=1),

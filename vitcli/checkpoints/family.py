@@ -62,12 +62,14 @@ class To:
     that begins with `_` is there for the functions in Family.decides. `read`
     turns the foreign value into ours: a table of the values known, or a function that raises
     ValueError for what it does not know. `default` is what the library takes where a nested
-    config leaves the key out (a nested config holds only differences from the defaults).
+    config leaves the key out (a nested config holds only differences from the defaults),
+    `by_type` what it takes for single model_types.
     """
 
     key: str | None
     read: Mapping[Value, Value] | Callable[[Value], Value] | None = None
     default: Value = None
+    by_type: Mapping[str, Value] = field(default_factory=dict)
 
     def __call__(self, value: Value) -> Value:
         """Our value. Raises ValueError where there is none."""

@@ -25,6 +25,10 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(rf"{body}(?P<suffix>\.weight|\.bias)?")
 
 
+COUNTER = "n_averaged"
+"""What torch's AveragedModel adds to a state dict."""
+
+
 @dataclass
 class Part:
     """One tensor of ours and the foreign tensors it is made from, in order; None is not there."""
@@ -151,7 +155,8 @@ def assign(
         for v in family.variants
         if has_all(spelled, v.when) and not any(has(spelled, name) for name in v.unless)
     ]
-    drops = [re.compile(d) for d in (*family.drops, *(d for v in variants for d in v.drops))]
+    dropped = (*family.drops, *(drop for v in variants for drop in v.drops), COUNTER)
+    drops = [re.compile(drop) for drop in dropped]
     match = Match(family, prefix, variants, spelled)
     renames = match.renames()
     for name in spelled:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from vitcli.config.load import NAME_A_PRESET
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.settings import Layers, Setting, validate
-from vitcli.config.yaml import Document
+from vitcli.config.yaml import Document, as_tuple
 from vitcli.errors import VitcliError
 from vitcli.measures import is_number
 
@@ -230,9 +230,9 @@ def in_square(given: Given) -> dict[str, Any]:
     side, least = given.side(), given.whole("min_size")
     if "high_res_size" not in given.merged:
         return {"resize": "none", "square": side, "shortest_edge": least}
-    for key in ("resample", "image_mean"):
-        if given[f"high_res_{key}"] != given[key]:
-            given.refuse(f"high_res_{key}", f"that of {key} expected")
+    for key, other in (("resample", "high_res_resample"), ("image_mean", "high_res_image_mean")):
+        if as_tuple(given[other]) != as_tuple(given[key]):
+            given.refuse(other, f"that of {key} expected")
     squash = {"resize": "squash", "resize_size": (side, side)}
     return {**squash, "square": given.side("high_res_size"), "shortest_edge": least}
 

@@ -340,10 +340,10 @@ def read_settings(
         VitcliError: a value that we cannot follow, or a key that we do not know.
     """
     file = family.config_file
+    section, kind, where = tower_config(config)
     if family.flatten:
         section, nested = _flat_config(config, family), True
     else:
-        section, kind, where = tower_config(config)
         nested = bool(where) or str(kind).endswith(("_vision_model", "_vision"))
     stated: dict[str, Any] = {}
     implied: dict[str, Any] = {}
@@ -361,9 +361,10 @@ def read_settings(
                 stated[to.key] = value
                 origins[to.key] = f"{file}: {key}"
     for key, to in family.settings.items() if nested else ():
+        default = to.by_type.get(kind or "", to.default)
         # A key may have another name, under which it is stated.
-        if to.key is not None and to.default is not None and to.key not in stated:
-            implied[to.key] = to.default
+        if to.key is not None and default is not None and to.key not in stated:
+            implied[to.key] = default
             origins[to.key] = f"the default that {family.library} has for {key}"
     unknown = [
         key

@@ -84,6 +84,9 @@ def tower_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None,
     not name its model is of the kind that the whole config names.
     """
     whole = config.get("model_type")
+    encoder = config.get("encoder")
+    if whole == "vision-encoder-decoder" and isinstance(encoder, dict):
+        return dict(encoder), str(encoder.get("model_type") or whole), "encoder"
     for path, holder in _holders(config):
         for key in CONFIG_SECTIONS:
             inner = holder.get(key)
@@ -378,9 +381,11 @@ def _refusal(
             f"config.json has {shown_kind}, the tensors of {source} are named as in {shown}",
             "put the config.json of these weights beside them",
         )
+    architecture = config.get("architecture")
+    named = f"; config.json: architecture {architecture}" if architecture else ""
     return VitcliError(
         f"{source}: unrecognized checkpoint: no supported family matches ({len(names)} tensors; "
-        f"largest group {group or 'at the root'}, {count})",
+        f"largest group {group or 'at the root'}, {count}{named})",
         listed,
     )
 

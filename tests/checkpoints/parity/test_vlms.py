@@ -29,8 +29,8 @@ def one_thread():
 
 
 LAYERED = {
-    *("llava", "llava, SigLIP", "llava_next", "llava_next_video", "llava_onevision", "vipllava"),
-    *("video_llava", "aya_vision", "InternVLModel"),
+    *("llava", "llava, SigLIP", "llava, DINOv3", "llava, ViT-MSN", "llava_next", "vipllava"),
+    *("llava_next_video", "llava_onevision", "video_llava", "aya_vision", "InternVLModel"),
 }
 """Those whose config says which layers of the tower the language model reads."""
 

@@ -279,6 +279,62 @@ WHOLE: dict[str, Whole] = {
         "clip.vision_model",
         CLIP,
     ),
+    **{
+        kind: Whole(
+            f"hf-{kind}", made(*classes, TEXT, SMALL, projection_dim=12), "vision_model", CLIP
+        )
+        for kind, classes in {
+            "owlvit": ("OwlViTModel", "OwlViTConfig"),
+            "owlv2": ("Owlv2Model", "Owlv2Config"),
+        }.items()
+    },
+    "kosmos-2": Whole(
+        "hf-kosmos-2",
+        made(
+            "Kosmos2ForConditionalGeneration",
+            "Kosmos2Config",
+            {"vocab_size": 24, "embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 2},
+            SMALL,
+            latent_query_num=2,
+        ),
+        "vision_model",
+        CLIP,
+    ),
+    "vision-encoder-decoder": Whole(
+        "hf-deit",
+        lambda: T.VisionEncoderDecoderModel(
+            T.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+                T.DeiTConfig(**SMALL),
+                T.GPT2Config(vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=16),
+            )
+        ),
+        "encoder",
+        plain(tokens="last_hidden_state", interpolate="yes"),
+    ),
+    # Its number of heads is the library's default, so the file does not say it.
+    "llava, DINOv3": Whole(
+        "hf-dinov3",
+        made(
+            "LlavaForConditionalGeneration",
+            "LlavaConfig",
+            LLAMA,
+            SMALL | {"hidden_size": 48, "num_attention_heads": 6, "model_type": "dinov3_vit"},
+        ),
+        "model.vision_tower",
+        plain(tokens="last_hidden_state", pooled="pooler_output"),
+        FLOAT32_PARTS,
+    ),
+    "llava, ViT-MSN": Whole(
+        "hf-vit",
+        made(
+            "LlavaForConditionalGeneration",
+            "LlavaConfig",
+            LLAMA,
+            SMALL | {"model_type": "vit_msn", "layer_norm_eps": 1e-6},
+        ),
+        "model.vision_tower",
+        HEADLESS,
+    ),
     "vit_msn": Whole("hf-vit", lambda: T.ViTMSNModel(T.ViTMSNConfig(**SMALL)), "", HEADLESS),
     "vit_msn classifier": Whole(
         "hf-vit",

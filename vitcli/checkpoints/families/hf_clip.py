@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from vitcli.checkpoints.families.hf_processors import processor
 from vitcli.checkpoints.families.hf_vit import (
@@ -70,7 +71,10 @@ CLIP = Family(
     preprocess=processor("CLIPImageProcessor"),
     signature=("pre_layrnorm.weight", BLOCK + "self_attn.q_proj.weight"),  # spelled so
     prefixes=("", "vision_model."),
-    aliases=((r"^encoder\.layer\.", "encoder.layers."),),  # AltCLIP as transformers 5 writes it
+    aliases=(
+        (r"^encoder\.layer\.", "encoder.layers."),  # AltCLIP as transformers 5 writes it
+        (r"^pre_layernorm\.", "pre_layrnorm."),  # OWL-ViT spells it right
+    ),
     renames={
         "front_end.projection": "embeddings.patch_embedding",
         "front_end.prefix.cls": rows("embeddings.class_embedding"),
@@ -100,6 +104,24 @@ CLIP = Family(
             drops=(r"post_layernorm\.(weight|bias)", r"visual_projection\.weight"),
         ),
     ),
+)
+
+
+def _as_clip(name: str, *model_types: str, **defaults: Any) -> Family:
+    """CLIP's tower in another model, whose config leaves out other values."""
+    settings = {**CLIP.settings, **keys(**defaults)}
+    return replace(CLIP, name=name, model_types=model_types, settings=settings)
+
+
+OWL = _as_clip("hf-owlvit", "owlvit", "owlvit_vision_model", image_size=(768, 768))
+OWL2 = _as_clip("hf-owlv2", "owlv2", "owlv2_vision_model", image_size=(768, 768), patch_size=16)
+KOSMOS2 = _as_clip(
+    *("hf-kosmos-2", "kosmos-2", "kosmos_2_vision_model"),
+    hidden_size=1024,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    intermediate_size=4096,
+    patch_size=14,
 )
 MAP = probe_pooling("head.", "attention.", "mlp.fc1", "mlp.fc2")
 SIGLIP = Family(
@@ -383,4 +405,7 @@ LLAMA4 = Family(
     needs=("heads", "rope.theta"),
     remarks={"llama4_vision_model": "the adapter (pixel shuffle and MLP) is not applied"},
 )
-FAMILIES = (CLIP, SIGLIP, SIGLIP2, IDEFICS, IDEFICS3, INTERNVL, INTERNVIT, OVIS2, AIMV2, LLAMA4)
+FAMILIES = (
+    *(CLIP, OWL, OWL2, KOSMOS2, SIGLIP, SIGLIP2, IDEFICS, IDEFICS3),
+    *(INTERNVL, INTERNVIT, OVIS2, AIMV2, LLAMA4),
+)

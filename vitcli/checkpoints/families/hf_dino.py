@@ -170,7 +170,7 @@ DINOV3 = Family(
     settings={
         **SETTINGS,
         **keys("intermediate_size", "layerscale_value", "num_register_tokens"),
-        **keys(layer_norm_eps=1e-5, rope_theta=100.0),
+        **keys(num_attention_heads=6, layer_norm_eps=1e-5, rope_theta=100.0),
         "use_gated_mlp": To("mlp", GATED),
         **dict.fromkeys(("query_bias", "key_bias", "value_bias"), To(None, _same_bias)),
         **dict.fromkeys(("proj_bias", "mlp_bias"), only(True)),

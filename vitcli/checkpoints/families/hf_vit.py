@@ -111,7 +111,8 @@ def keys(*names: str, **defaults: Any) -> dict[str, To]:
 
 VIT_SETTINGS = {
     **SETTINGS,
-    **keys("intermediate_size", "qkv_bias", layer_norm_eps=1e-12),
+    **keys("intermediate_size", "qkv_bias"),
+    "layer_norm_eps": To("norm_eps", float, default=1e-12, by_type={"vit_msn": 1e-6}),
     "pooler_act": only("tanh"),
 }
 TABLE_IN_MODEL_DTYPE = table_resize("bicubic", "model")
