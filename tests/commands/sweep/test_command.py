@@ -150,6 +150,8 @@ def test_a_value_that_the_command_refuses_is_told_before_anything_runs(toy: Path
     toy.write_text("command: train-shapes\ngrid: {lr: [0.1, fast]}")
     result = run(toy, code=2)
     assert "--lr fast" in result.stderr and "for '--lr'" in result.stderr
+    toy.write_text("command: train-shapes\nbase: {norm: ''}")
+    assert "`vitcli train-shapes --norm '' --json`" in run(toy, code=2).stderr
     assert not Path("runs").exists()
 
 

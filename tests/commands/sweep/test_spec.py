@@ -31,6 +31,9 @@ def refused(text: str) -> VitcliError:
         ("command: train-shape", 1, "command", "train-shapes"),
         (HEAD + "grid:\n  norm: pre", 3, "grid.norm", "norm: [first"),
         (HEAD + "grid: {norm: []}", 2, "grid.norm", ""),
+        (HEAD + "grid:\n  lr: {low: 0.1, high: 1}", 3, "grid.lr", "space: {lr:"),
+        (HEAD + "random: {}", 2, "random.trials: is missing", "trials"),
+        (HEAD + "repeat: 2\nsearch: {}", 3, "search.trials: is missing", "trials"),
         (HEAD + "zip:\n  norm: [pre, post]\n  lr: [1]", 2, "zip", "step"),
         (HEAD + "base: {lr: 1}\ngrid:\n  lr: [1]", 4, "grid.lr", "one of the two"),
         (HEAD + "jobs: 0", 2, "jobs", ""),
@@ -105,6 +108,14 @@ def test_a_config_of_the_file_is_its_keys_under_a_name(sweeper: Sweeper) -> None
     assert changed[0].id != small.id and changed[1].id == other.id
     alone = "base: {encoder.position: rope, encoder.depth: 3, data.train_size: 8}\nrepeat: 2"
     assert expand(sweeper.load(HEAD + alone))[0].id == small.id  # the same trial
+
+
+def test_a_config_without_keys_is_the_default(sweeper: Sweeper) -> None:
+    text = HEAD + "grid: {config: [plain, deep]}\nconfigs: {plain: {}, deep: {encoder.depth: 9}}"
+    sweep = sweeper.load(text)
+    plain, deep = expand(sweep)
+    assert sweep.spelled_out(plain.params) == {}
+    assert sweep.spelled_out(deep.params) == {"encoder.depth": 9}
 
 
 def test_metrics_with_the_same_last_word_keep_their_paths(sweeper: Sweeper) -> None:

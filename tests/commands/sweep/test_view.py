@@ -302,6 +302,21 @@ def test_a_narrow_terminal_leaves_out_facts_before_it_breaks_words(
     assert "xavier_uniform" in capture.get() and "0.50 ± 0.71" in capture.get()
 
 
+def test_no_digit_of_a_trial_is_lost_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = made(init=["xavier_uniform", "trunc_normal"])
+    trials = tuple(replace(t, metrics={"score": 123456789}) for t in report.trials)
+    console = Console(width=40)
+    monkeypatch.setattr("vitcli.ui.console.stream", lambda: console)
+    parts = sweep.tables(replace(report, trials=trials), each=True)
+    with console.capture() as capture:
+        console.print(next(part for part in parts if isinstance(part, Table)))
+    digits = "".join(character for character in capture.get() if character in "123456789")
+    assert digits.count("123456789") == 4 and "…" not in capture.get()
+    assert "no room here for: time" in capture.get()
+
+
 def test_a_metric_called_as_a_fact_stays_where_the_fact_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

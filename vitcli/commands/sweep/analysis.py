@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,7 @@ def check_arguments(sweep: Sweep, command: Command) -> None:
         read |= values
         shown = command.name
         try:
-            shown = " ".join(command.arguments(params))
+            shown = shlex.join(command.arguments(params))
             command.check(params)
         except VitcliError as error:
             raise VitcliError(

@@ -201,11 +201,8 @@ def load_sweep(path: str | Path, commands: Mapping[str, Command] | None = None) 
 
 def read_sweep(document: Document, commands: Mapping[str, Command] | None = None) -> Sweep:
     """Like `load_sweep`, from a parsed document."""
-    layers = Layers()
-    layers.add(document)
-    for path, line in document.lines.items():  # sections, beside the values in them
-        layers.sources.setdefault(path, (layers.count, f"{document.source}:{line}"))
-    section = validate(SweepSection, layers)
+    lines = {path: (1, f"{document.source}:{line}") for path, line in document.lines.items()}
+    section = validate(SweepSection, Layers(document.data, lines, 1))
     reader = _Reader(document, section, (commands or {}).get(section.command))
     if commands is not None and reader.command is None:
         text = f"`vitcli {section.command}` is not a command"
@@ -293,7 +290,12 @@ class _Reader:
         return named
 
     def _lists(self, part: str) -> dict[str, list[Value]]:
-        lists = self._names((part,), getattr(self.section, part))
+        given = getattr(self.section, part)
+        for key, value in given.items():
+            if isinstance(value, dict) and "low" in value:
+                hint = f"{key}: [first, second], or random: {{trials: 9, space: {{{key}: …}}}}"
+                raise self.fail((part, key), "is a range (expected a list of values)", hint)
+        lists = self._names((part,), given)
         for key, values in lists.items():
             if not isinstance(values, list) or not values:
                 hint = f"{key}: [first, second]"

@@ -199,7 +199,7 @@ def _keys_and_metrics(report: SweepReport, keys: Sequence[str], *first: str) -> 
     for key in keys:
         grid.add_column(escape(last_word(key)), overflow="fold")
     for name in report.metrics:
-        grid.add_column(escape(last_word(name)), justify="right")
+        grid.add_column(escape(last_word(name)), justify="right", overflow="fold")
     return grid
 
 
@@ -216,7 +216,7 @@ def _not_done(states: Mapping[str, int]) -> list[str]:
 def _trial_table(report: SweepReport) -> Table:
     keys = [*report.axes, *filter(None, [report.seeds])]
     grid = _keys_and_metrics(report, keys, "trial", "state")
-    grid.add_column("time", justify="right")
+    grid.add_column("time", justify="right", no_wrap=True)
     for trial in report.trials:
         grid.add_row(
             trial.id[:SHORT_ID],
@@ -225,7 +225,7 @@ def _trial_table(report: SweepReport) -> Table:
             *(escape(text(trial.metrics.get(name), "")) for name in report.metrics),
             "" if trial.wall_s is None else duration(trial.wall_s),
         )
-    return grid
+    return fitted(grid, "time")
 
 
 def _cell(group: SweepGroup, name: str) -> str:
