@@ -7,7 +7,8 @@ What it does is up to `--norm` or `--set name=`: `ok`, `crash`, `hang`, `garbage
 (prints two values), `nan` (a score that is no number), `slow` (a fifth of a second), `gate` (waits
 until the file LOG.open is there), `meet` (until two have started), `suicide` (kill -9 the first
 time it runs with these options), `once-hang` (hangs that time); with `orphan` in it, it leaves a
-child behind, with `deaf` it notes a SIGTERM and goes on. `prunable` waits to be ended where the
+child behind, with `deaf` it notes a SIGTERM and goes on. A folder `--out` that is there is refused
+without `--resume`. `prunable` waits to be ended where the
 median of at least three that ended is better, as Optuna's median pruner would have it.
 """
 
@@ -28,6 +29,12 @@ def main() -> int:
             file.write(f"{what} {command} {words}\n")
 
     note("start")
+    out = options.get("--out")
+    if out and os.path.exists(out) and "--resume" not in arguments:
+        print("error: there is a run in this directory", file=sys.stderr)
+        return 2
+    if out:
+        os.makedirs(out, exist_ok=True)
     named = [w.removeprefix("name=") for w in arguments if w.startswith("name=")]
     kind = named[0] if named else options.get("--norm", "ok")
     if kind == "crash":
@@ -59,9 +66,8 @@ def main() -> int:
         print("{}\n{}")
         return 0
     lr, seed = float(options.get("--lr", 0)), int(options.get("--seed", 0))
-    if "--out" in options:  # a training run that leaves its history, step by step
-        os.makedirs(options["--out"], exist_ok=True)
-        with open(options["--out"] + "/metrics.jsonl", "w") as file:
+    if out:  # a training run that leaves its history, step by step
+        with open(out + "/metrics.jsonl", "w") as file:
             for step in range(20):
                 file.write(json.dumps({"step": step, "val_accuracy": 1 - abs(lr - 0.5)}) + "\n")
                 file.flush()

@@ -121,6 +121,17 @@ def test_a_trial_that_was_killed_is_run_by_the_next_call_alone(sweeper: Sweeper)
     assert (second.ran, second.killed, second.counts.done) == (1, 0, 2)
 
 
+@pytest.mark.parametrize("resume", ["", ", resume: true"])
+def test_a_killed_trial_starts_anew_or_resumes_as_it_is_told(sweeper: Sweeper, resume: str) -> None:
+    """Training refuses a folder with a run in it: what was left there would fail every attempt."""
+    text = HEAD + f'base: {{out: "{{trial}}/run", norm: suicide{resume}}}'
+    assert sweeper.run(text).killed == 1
+    run = next(Results(sweeper.out).trials()).path / "run"
+    (run / "snapshot").touch()
+    assert sweeper.run(text).counts.done == 1
+    assert (run / "snapshot").exists() == bool(resume)
+
+
 def test_failures_in_a_row_stop_a_broken_sweep(sweeper: Sweeper) -> None:
     text = HEAD + "grid: {norm: [crash], lr: [1, 2, 3, 4, 5]}\nmax_failures_in_row: 3"
     outcome = sweeper.run(text)

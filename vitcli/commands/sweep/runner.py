@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import site
 import socket
@@ -270,6 +271,10 @@ class Runner:
         )
         for file in (place.stdout, place.result_file):
             file.unlink(missing_ok=True)
+        out, resumes = str(trial.params.get("out")), trial.params.get("resume")
+        if "resume" in self.command.options and not resumes and out.startswith("{trial}/"):
+            # A run that an earlier attempt left would be refused, so that no attempt could succeed.
+            shutil.rmtree(place.path / out.removeprefix("{trial}/"), ignore_errors=True)
         params, cwd = dict(trial.params), str(Path.cwd())
         place.write_config(TrialConfig(self.sweep.command, params, shown, argv, cwd))
         place.write_status(slot.status)
