@@ -45,7 +45,7 @@ class Engine:
     """Seconds of compiling or exporting, the first call of a compiled graph included."""
     note: str = ""
     weight_bytes: int = 0
-    """Bytes of weights that it holds itself, beside the encoder's."""
+    """Bytes of weights that it holds itself beside the encoder's; it then keeps its buffers too."""
 
     def run(self, images: Tensor) -> EncoderOutput:
         return self.run_layers(images)[0]

@@ -9,9 +9,10 @@ from vitcli.commands.profile import machine
 from vitcli.commands.profile import measure as session
 
 
-def here(make_step, *arguments):
+def here(make_step, *arguments, keeps=False):
     step = make_step(*arguments)
-    step()
+    if not keeps:
+        step()
     return machine.peak_memory(step, torch.device("cpu"))
 
 

@@ -266,6 +266,21 @@ def test_peak_in_a_process_of_its_own_knows_nothing_of_earlier_steps() -> None:
     assert 60 * 2**20 < first < 100 * 2**20 and 60 * 2**20 < again < 100 * 2**20
 
 
+def hoard(megabytes: int):
+    """A step that keeps what it took for the next one, as a session keeps its buffers."""
+    kept: list[torch.Tensor] = []
+    return lambda: kept or kept.append(torch.ones(megabytes * 2**18))
+
+
+def test_buffers_that_are_kept_count_once() -> None:
+    cold = peak_alone(hoard, 64, keeps=True)
+    if cold is None:
+        pytest.skip("this system resolves no growth of the resident set")
+    assert 60 * 2**20 < cold < 100 * 2**20
+    warm = peak_alone(hoard, 64)
+    assert warm is None or warm < 4 * 2**20, "a step after the first takes nothing new"
+
+
 def test_dtypes_are_timed_in_turn_with_their_distance_to_float32(tiny):
     settings = {"batches": [1, 2], "dtypes": ["float32", "bfloat16"], "runs": 2}
     settings["engines"] = ["eager"]

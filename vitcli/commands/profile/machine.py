@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import pickle
@@ -109,13 +110,16 @@ class Yardstick:
         return operations / sum(self.best) / 1e9
 
 
-def peak_alone(make_step: Callable[..., Callable[[], object]], *arguments: Any) -> int | None:
+def peak_alone(
+    make_step: Callable[..., Callable[[], object]], *arguments: Any, keeps: bool = False
+) -> int | None:
     """Bytes at the peak of a step in a process of its own, where nothing ran before but one step.
 
-    `make_step(*arguments)` is called there and gives the step; both travel by pickle. None where
-    the process fails or the system resolves no growth.
+    `make_step(*arguments)` is called there and gives the step; both travel by pickle. Of what
+    `keeps` its buffers for the next step it is the peak of the first two steps, since later ones
+    take nothing new. None where the process fails or the system resolves no growth.
     """
-    payload = pickle.dumps((torch.get_num_threads(), make_step, arguments))
+    payload = pickle.dumps((torch.get_num_threads(), keeps, make_step, arguments))
     code = "from vitcli.commands.profile.machine import write_peak; write_peak()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -127,11 +131,13 @@ def peak_alone(make_step: Callable[..., Callable[[], object]], *arguments: Any) 
 
 def write_peak() -> None:
     """The process that `peak_alone` starts: reads its pickle from stdin, writes the bytes."""
-    threads, make_step, arguments = pickle.load(sys.stdin.buffer)
+    threads, keeps, make_step, arguments = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(threads)
     step = make_step(*arguments)
-    step()  # kernels and their caches are made once
-    sys.stdout.write(str(peak_memory(step, torch.device("cpu")) or ""))
+    if not keeps:
+        step()  # kernels and their caches are made once
+    peak = peak_memory((lambda: (step(), step())) if keeps else step, torch.device("cpu"))
+    sys.stdout.write(str(peak or ""))
 
 
 STATUS = Path("/proc/self/status")
@@ -163,6 +169,7 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int | None:
         step()
         growth = torch.mps.driver_allocated_memory() - before
     else:
+        gc.collect()  # an exporter leaves cycles
         return_freed_memory()
         before = _reset_peak()
         step()

@@ -186,9 +186,9 @@ class Session:
             if device.type == "cpu" and ENGINES[run.engine].any_batch:
                 model = self.ways[run.engine, run.dtype].model
                 cast = images.to(model.dtype)
-                peak = peak_alone(
-                    lone_step, run.engine, model.encoder, cast, self.settings.backward
-                )
+                keeps = self.ways[run.engine, run.dtype].engine.weight_bytes > 0
+                step_of = (run.engine, model.encoder, cast, self.settings.backward)
+                peak = peak_alone(lone_step, *step_of, keeps=keeps)
             else:  # a compiled graph would be compiled once more
                 peak = peak_memory(step, device)
         except (MemoryError, RuntimeError) as error:

@@ -79,8 +79,9 @@ class ProfileRun:
     wall_s: WallTime | None = None
     images_per_s: float | None = None
     peak_bytes: int | None = None
-    """CUDA: device memory in use at its peak. CPU: growth of the resident set over one step, None
-    where it is below what the system resolves. MPS: growth of the driver's memory."""
+    """CUDA: device memory in use at its peak. CPU: growth of the resident set over one step, or
+    over the first two of an engine that keeps its buffers (onnx, int8, openvino); None where it is
+    below what the system resolves. MPS: growth of the driver's memory."""
     gflops: float | None = None
     """1e9 floating-point operations per second, two per multiply-accumulate; a backward pass
     counts twice a forward pass."""
