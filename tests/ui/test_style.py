@@ -87,6 +87,7 @@ def test_each_of_color_marker_and_dash_tells_series_apart() -> None:
     for key in ("color", "marker", "linestyle"):
         assert len({str(how[key]) for how in made}) == 7
     assert len(COLORS) == len(MARKERS) == len(DASHES)
+    assert len({str(series(i, marker=False)) for i in range(49)}) == 49
     assert len({(fill(i)["color"], fill(i)["hatch"]) for i in range(28)}) == 28
 
 

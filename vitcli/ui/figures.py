@@ -122,10 +122,13 @@ def side_by_side(part: Any, count: int, **how: Any) -> list[Any]:
 def series(index: int, marker: bool = True) -> dict[str, Any]:
     """Color, marker and dash of series `index` (from 0), for `Axes.plot` and `Axes.errorbar`.
 
-    Each of the three is enough: in print without color, or for color-blind readers.
+    Each of the three is enough for seven series: in print without color, or for color-blind
+    readers. More differ from others of their color in marker and dash.
     """
-    how = {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index % len(DASHES)]}
-    return how | ({"marker": MARKERS[index % len(MARKERS)]} if marker else {})
+    count = len(COLORS)
+    other = (index + index // count) % count
+    how = {"color": COLORS[index % count], "linestyle": DASHES[other]}
+    return how | ({"marker": MARKERS[other]} if marker else {})
 
 
 def fill(index: int) -> dict[str, Any]:

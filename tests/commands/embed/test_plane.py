@@ -42,12 +42,18 @@ def test_the_page_holds_points_from_0_to_1_and_the_true_places() -> None:
     found = data(page)
     assert found["points"] == [[0, 0], [1, 0], [0, 1], [1, 1]]
     assert found["places"][3] == ["4", "2"]
-    assert found["colors"] == [COLORS[0], COLORS[1], COLORS[0], "#999999"]
-    assert found["markers"] == [0, 1, 0, 0]
+    assert found["colors"] == [COLORS[1], COLORS[0], COLORS[1], "#999999"]
+    assert found["markers"] == [1, 0, 1, 0]
     assert "4 of 9 images; 3 with a picture" in found["caption"]
     assert found["names"][2] == r"new\nline\xff.png"
     assert b"<img src=x" not in page and page.count(b"</script>") == 2
     assert not re.search(rb'(src|href)="?(?!data:)\w+:', page), "a page needs no network"
+
+
+def test_classes_have_one_order_whatever_comes_first() -> None:
+    found = data(plane_page(four(("10", "b", "9", "10")), [""] * 4))
+    assert [name for name, _ in found["classes"]] == ["9", "10", "b"]
+    assert found["markers"] == [1, 2, 0, 1]
 
 
 def test_numbers_are_colored_by_their_size() -> None:
@@ -118,7 +124,7 @@ def test_pointing_keys_zoom_and_classes_work_without_an_error(
     dots = browser.execute_script(ink)
     browser.find_element("id", "pictures").click()
     assert browser.execute_script(ink) != dots
-    browser.find_element("css selector", "#classes button").click()
+    browser.find_elements("css selector", "#classes button")[1].click()
     assert browser.execute_script("return plane.view.only") == "a"
     assert browser.execute_script("return window.bad") is None
     assert browser.get_log("browser") == []

@@ -301,8 +301,10 @@ def draw_plane(plane: Plane, plot: Plot, pictures: Callable[[Sequence[str]], lis
 
 def _marks(plane: Plane) -> tuple[dict[str | None, int], Sequence[float]]:
     """The number of each class, and the numbers of the images where all have one."""
+    from vitcli.images.folders import class_order
+
     numbers = [label for label in plane.labels if isinstance(label, float)]
-    classes = dict.fromkeys(label for label in plane.labels if isinstance(label, str))
+    classes = class_order(label for label in plane.labels if isinstance(label, str))
     all_numbers = len(numbers) == len(plane.labels)
     return {name: i for i, name in enumerate(classes)}, numbers if all_numbers else ()
 
