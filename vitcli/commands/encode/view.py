@@ -61,12 +61,9 @@ def _image(image: EncodedImage, every: int) -> Iterator[str | Table]:
     yield f"input {shape(image.input_shape)} -> tokens {shape(image.output_shape)}"
     rows = thinned(image.layers, every)
     with_cls = image.layers[0].cls_norm is not None
-    grid = table()
-    grid.add_column("layer")
-    for name in (*(["CLS norm"] if with_cls else []), "patch mean", "patch max"):
-        grid.add_column(name, justify="right")
-    if with_cls:
-        grid.add_column("cosine of CLS to previous layer", justify="right")
+    patches = (">patch mean", ">patch max")
+    headers = (">CLS norm", *patches, ">cosine of CLS to previous layer") if with_cls else patches
+    grid = table(None, "layer", *headers)
     for row in rows:
         cells = [f"{row.patch_norm_mean:.3f}", f"{row.patch_norm_max:.3f}"]
         if with_cls:

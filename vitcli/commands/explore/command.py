@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from vitcli.config.settings import parse_layers
@@ -152,15 +153,11 @@ def grid(
 
 def tables(result: ExploreResult) -> Iterator[str | Table]:
     """The file, then one row per encoder."""
-    yield f"{result.path}  {data_size(result.bytes)}, {plural(len(result.images), 'image')}"
-    grid = table()
-    grid.add_column("encoder", overflow="fold")
-    for heading in ("layers", "directions", "cosine error"):
-        grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column("left out")
+    yield f"{escape(result.path)}  {data_size(result.bytes)}, {plural(len(result.images), 'image')}"
+    grid = _unbroken("encoder", ">layers", ">directions", ">cosine error", "left out")
     for encoder in result.encoders:
         grid.add_row(
-            encoder.model.name,
+            escape(encoder.model.name),
             ",".join(map(str, encoder.layers)),
             f"{encoder.directions} of {encoder.model.hidden}",
             f"{encoder.cosine_error:.3f}",
@@ -169,19 +166,24 @@ def tables(result: ExploreResult) -> Iterator[str | Table]:
     yield grid
 
 
+def _unbroken(*columns: str) -> Table:
+    """A table whose numbers stay on one line, and whose names go on in the next."""
+    grid = table(None, *columns)
+    for column in grid.columns:
+        column.no_wrap = column.justify == "right"
+        column.overflow = "fold"
+    return grid
+
+
 def grid_tables(result: GridResult) -> Iterator[Table]:
     """One row per encoder: the variance that its colors explain."""
-    grid = table()
-    grid.add_column("encoder", overflow="fold")
-    grid.add_column("layers", justify="right", no_wrap=True)
-    grid.add_column("variance in colors", justify="right", no_wrap=True)
-    grid.add_column("foreground", justify="right", no_wrap=True)
-    grid.add_column("variance along it", justify="right", no_wrap=True)
+    headers = (">layers", ">variance in colors", ">foreground", ">variance along it")
+    grid = _unbroken("encoder", *headers)
     for row in result.encoders:
         shares = " + ".join(percent(share) or "0%" for share in row.explained)
         foreground, along = row.foreground, row.foreground_explained
         grid.add_row(
-            row.model.name,
+            escape(row.model.name),
             ",".join(map(str, row.layers)),
             shares,
             "all patches" if foreground is None else percent(foreground),
