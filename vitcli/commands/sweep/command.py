@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.ui.console import note, plural, warn
 from vitcli.ui.console import show as answer_with
 from vitcli.ui.figures import Plot, check_figure_file, draw
 from vitcli.ui.options import Output, grouped
-from vitcli.ui.parameters import complete_names
+from vitcli.ui.parameters import complete_names, option
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import SweepReport
@@ -29,9 +29,8 @@ PROGRAM_VARIABLE = "VITCLI_SWEEP_PROGRAM"
 """What trials run in place of this vitcli, e.g. `srun -n1 vitcli`. Never read from a sweep's file,
 so that running a file runs vitcli and nothing else."""
 
-
-run_option: Any = functools.partial(typer.Option, rich_help_panel="Running")
-report_option: Any = functools.partial(typer.Option, rich_help_panel="Reporting")
+run_option = functools.partial(option, rich_help_panel="Running")
+report_option = functools.partial(option, rich_help_panel="Reporting")
 
 
 def _shipped() -> list[str]:
@@ -51,33 +50,30 @@ def sweep(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        run_option("--out", metavar="DIR", help="Directory of the trials (default: runs/NAME)."),
+        Path | None, run_option("--out", "DIR", "Directory of the trials (default: runs/NAME).")
     ] = None,
     report: Annotated[
         str | None,
         report_option(
             "--report",
-            metavar="DIR|FILE|NAME",
-            help="Report finished trials; run none.",
+            "DIR|FILE|NAME",
+            "Report finished trials; run none.",
             autocompletion=complete_names(_shipped),
         ),
     ] = None,
     jobs: Annotated[
-        int | None,
-        run_option("--jobs", min=1, metavar="N", help="Trials that run at the same time."),
+        int | None, run_option("--jobs", "N", "Trials that run at the same time.", min=1)
     ] = None,
     timeout: Annotated[
-        float | None,
-        run_option("--timeout", min=0.001, metavar="S", help="Time limit per trial, in seconds."),
+        float | None, run_option("--timeout", "S", "Time limit per trial, in seconds.", min=0.001)
     ] = None,
     storage: Annotated[
         str | None,
         run_option(
             "--storage",
-            metavar="URL",
-            help="Database that machines share for a `search:` (sqlite, postgresql, "
-            "mysql; default: a journal file in DIR). Machines share a grid by its --out directory.",
+            "URL",
+            "Database that machines share for a `search:` (sqlite, postgresql, mysql; default: a "
+            "journal file in DIR). Machines share a grid by its --out directory.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -91,25 +87,21 @@ def sweep(
     ] = False,
     where: Annotated[
         list[str] | None,
-        report_option(
-            "--where", metavar="COND", help="Filter: norm=post, 'lr<=0.01', … Repeatable."
-        ),
+        report_option("--where", "COND", "Filter: norm=post, 'lr<=0.01', … Repeatable."),
     ] = None,
     sort: Annotated[
-        str | None,
-        report_option("--sort", metavar="NAME", help="Sort by this; -NAME for the largest first."),
+        str | None, report_option("--sort", "NAME", "Sort by this; -NAME for the largest first.")
     ] = None,
     group: Annotated[
-        str | None,
-        report_option("--group", metavar="KEY,…", help="Group trials that agree in these keys."),
+        str | None, report_option("--group", "KEY,…", "Group trials that agree in these keys.")
     ] = None,
     power: Annotated[
         float | None,
         report_option(
             "--power",
+            "D",
+            "Print how many seeds would detect a difference of D (extra stats).",
             min=1e-12,
-            metavar="D",
-            help="Print how many seeds would detect a difference of D (extra stats).",
         ),
     ] = None,
     mix_incomplete: Annotated[
@@ -123,29 +115,21 @@ def sweep(
         bool, report_option("--stale", help="Include trials that are no longer in the file.")
     ] = False,
     show: Annotated[
-        str | None,
-        report_option("--show", metavar="TRIAL", help="Show one trial in full, with its command."),
+        str | None, report_option("--show", "TRIAL", "Show one trial in full, with its command.")
     ] = None,
     *,
     output: Output,
     plot: Plot,
-    csv: Annotated[
-        Path | None, report_option("--csv", metavar="FILE", help="Write one row per trial.")
-    ] = None,
+    csv: Annotated[Path | None, report_option("--csv", "FILE", "Write one row per trial.")] = None,
     parquet: Annotated[
-        Path | None, report_option("--parquet", metavar="FILE", help="Write one row per trial.")
+        Path | None, report_option("--parquet", "FILE", "Write one row per trial.")
     ] = None,
     plot_kind: Annotated[
         str,
-        report_option(
-            "--plot-kind",
-            metavar="auto|bars|lines|heatmap|curves|search",
-            help="Kind of figure.",
-        ),
+        report_option("--plot-kind", "auto|bars|lines|heatmap|curves|search", "Kind of figure."),
     ] = "auto",
     metric: Annotated[
-        str | None,
-        report_option("--metric", metavar="NAME", help="Metric to draw and compare."),
+        str | None, report_option("--metric", "NAME", "Metric to draw and compare.")
     ] = None,
 ) -> None:
     """Run a command for every combination of settings in a YAML file, and report the results.
@@ -165,7 +149,7 @@ def sweep(
     """
     from vitcli.commands.sweep import analysis
     from vitcli.commands.sweep import report as reports
-    from vitcli.commands.sweep.figure import check_kind, figure
+    from vitcli.commands.sweep.figure import KINDS, figure
     from vitcli.commands.sweep.view import check_files, write_csv, write_parquet
 
     running = {"--jobs": jobs, "--timeout": timeout, "--dry-run": dry_run,
@@ -180,7 +164,7 @@ def sweep(
     if not plot:
         _refuse({"--plot-kind": plot_kind != "auto"}, "--plot is missing")
     check_figure_file(plot)
-    check_kind(plot_kind)
+    check_choice("--plot-kind", plot_kind, KINDS)
     check_files(csv, parquet)
     if (file is None) == (report is None):
         raise VitcliError(
@@ -190,11 +174,7 @@ def sweep(
     given = file or report or ""
     loaded, results, command = analysis.opened(given, out, to_run=file is not None)
     loaded = analysis.changed(loaded, jobs=jobs, timeout=timeout, storage=storage)
-    if metric and metric not in loaded.metrics:
-        raise VitcliError(
-            f"--metric {metric}: unknown (expected {', '.join(loaded.metrics)})",
-            f"--metric {next(iter(loaded.metrics), 'NAME')}",
-        )
+    check_choice("--metric", metric, loaded.metrics or ["NAME"])
     if dry_run:
         assert command
         planned = analysis.plan(

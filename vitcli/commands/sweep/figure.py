@@ -12,7 +12,7 @@ from typing import Any
 
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport, last_word
 from vitcli.commands.sweep.view import text
-from vitcli.errors import VitcliError
+from vitcli.errors import VitcliError, check_choice
 from vitcli.measures import is_number
 from vitcli.ui.figures import (
     PAGE,
@@ -47,14 +47,6 @@ NOTHING_YET = "no trial has finished yet"
 def _characters(panels: int = 1) -> int:
     """How many fit beside each other below one of `panels` in a row."""
     return int(LABEL_CHARACTERS * across() / PAGE / panels)
-
-
-def check_kind(kind: str) -> None:
-    """Raises VitcliError for a kind that is not in KINDS."""
-    if kind not in KINDS:
-        raise VitcliError(
-            f"--plot-kind {kind}: unknown (expected {', '.join(KINDS)})", "--plot-kind auto"
-        )
 
 
 def kind_of(report: SweepReport) -> str:
@@ -95,7 +87,7 @@ def figure(report: SweepReport, metric: str | None = None, kind: str = "auto") -
     Raises:
         VitcliError: an unknown kind or metric, or nothing to draw yet.
     """
-    check_kind(kind)
+    check_choice("--plot-kind", kind, KINDS)
     kind = kind_of(report) if kind == "auto" else kind
     names = [metric] if metric else [m for m in report.metrics if _any(report, m)]
     if kind == "curves":

@@ -158,9 +158,7 @@ def plan_tables(plan: SweepPlan) -> Iterator[str | Table]:
     for said in plan.notes:
         yield escape(said)
     if plan.trials:
-        grid = table()
-        grid.add_column("trial", no_wrap=True)
-        grid.add_column("state")
+        grid = table(None, "trial", "state")
         grid.add_column("command", overflow="fold")
         for trial in plan.trials:
             grid.add_row(trial.id[:SHORT_ID], trial.state, escape(trial.command))
