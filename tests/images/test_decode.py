@@ -299,7 +299,8 @@ class TestHeif:
     def test_without_the_plugin_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         error = failure(b"\0\0\0\x18ftypheic" + bytes(60))
-        assert error.code == "unsupported" and "[heif]" in error.hint
+        assert error.code == "unsupported"
+        assert "[heif]" in error.hint and error.hint in error.message  # a row has the message alone
 
 
 class TestRefused:

@@ -100,7 +100,8 @@ def recognize(head: bytes) -> Signature | None:
 
 def _heif() -> Signature:
     if importlib.util.find_spec("pillow_heif") is None:
-        return Signature(4, b"ftyp", "HEIF", "needs the plugin pillow-heif", install_extra("heif"))
+        how = install_extra("heif")  # in the message too: rows and warnings have no hints
+        return Signature(4, b"ftyp", "HEIF", f"needs pillow-heif ({how})", how)
     from pillow_heif import register_heif_opener
 
     register_heif_opener()

@@ -305,6 +305,20 @@ def test_what_cannot_be_written_is_refused_before_any_image(
         encode_folder(model, Listing((str(folder),), out=folder), folder, FolderOptions())
 
 
+def test_what_a_killed_run_left_is_removed_and_nothing_of_others(
+    model: Model, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    left = (".manifest.abcd1234.part", "._checksums.json.0123456789ab.part")
+    kept = (".inputs.txt", ".part-of-mine.part", "._photo.part", ".manifest.old.part")
+    for place in (".inputs.abcd_123", ".inputs.d"):
+        (out / place).mkdir(parents=True)
+    for name in (*left, *kept, ".inputs.abcd_123/sorted", ".inputs.d/mine"):
+        (out / name).touch()
+    run(model, folder, out)
+    assert {p.name for p in out.iterdir() if p.name.startswith(".")} == {*kept, ".inputs.d"}
+
+
 def test_a_drive_without_links_locks_and_modes_holds_a_job(
     model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

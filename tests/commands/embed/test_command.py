@@ -179,8 +179,8 @@ def test_killed_at_any_moment_the_same_command_finishes_with_the_same_bytes(
     assert not alive(children), "decoding processes outlive the command"
 
     # What a kill can leave behind, put there in any case.
-    (out / ".part-00009.parquet.x.part").write_bytes(b"half")
-    (out / ".inputs.x.jsonl").write_bytes(b"half")
+    (out / ".part-00009.parquet.0123456789ab.part").write_bytes(b"half")
+    (out / ".inputs.abcd_123.jsonl").write_bytes(b"half")
     result = run(photos, "--out", out, *SMALL, "--json", code=1)
     answer = json.loads(result.stdout)
     assert 0 < answer["rows_encoded"] < 23 and answer["rows"] == 23

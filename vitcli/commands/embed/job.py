@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -37,6 +38,11 @@ MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
 CHECKSUMS = "_checksums.json"
 """Readers of a folder of Parquet pass over names with an underscore."""
+_LEFT = re.compile(
+    r"\.(part-\d+\.[a-z]+|_checksums\.json)\.[0-9a-f]{12}\.part"
+    r"|\.(inputs|manifest)\.[a-z0-9_]{8}(\.jsonl|\.part)?"
+)
+"""What a killed run leaves: the names of `files.atomic_write` and of `tempfile`, no others'."""
 
 
 @dataclass(frozen=True)
@@ -408,12 +414,13 @@ def only_writer(folder: Path, shared: bool) -> Iterator[None]:
         )
     with held:
         if not shared:
-            for pattern in (".part-*.part", "._*.part", ".inputs.*", ".manifest.*.part"):
-                for left in folder.glob(pattern):
-                    if left.is_dir():
-                        shutil.rmtree(left, ignore_errors=True)
-                    else:
-                        left.unlink(missing_ok=True)
+            for left in folder.iterdir():
+                if not _LEFT.fullmatch(left.name):
+                    continue
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
         yield
 
 
