@@ -160,14 +160,16 @@ def library_engine(model: Model) -> Engine:
             f"--engine {REFERENCE}: {model.name} has fresh weights, so no library wrote them",
             "--weights SOURCE",
         )
-    start = time.perf_counter()
     encoder: VisionEncoder = model.encoder
+    seconds = 0.0
     if not isinstance(encoder, LibraryEncoder):
         assert source is not None
+        start = time.perf_counter()
         opened = open_reference(
             source, device=model.device, dtype=model.dtype, image_size=model.asked_size
         )
         encoder = LibraryEncoder(opened, model.input_size)
+        seconds = time.perf_counter() - start
     backbone, gives_pooled = encoder.backbone, encoder.gives_pooled
 
     def run(images: Tensor) -> tuple[EncoderOutput, list[Tensor]]:
@@ -177,7 +179,7 @@ def library_engine(model: Model) -> Engine:
         return EncoderOutput(found.tokens, cast(Tensor, None), pooled, found.output), []
 
     version = f"{backbone.library} {backbone.version}"
-    return Engine(REFERENCE, run, version, time.perf_counter() - start)
+    return Engine(REFERENCE, run, version, seconds)
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
