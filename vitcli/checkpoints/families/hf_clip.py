@@ -326,7 +326,10 @@ AIMV2 = Family(
         "attention.qkv_bias": lambda found: BIAS[found["_qkv_bias"]],
         "mlp_bias": lambda found: found["_mlp_bias"],
     },
-    needs=("heads", "norm_eps", "activation", "attention.proj_bias", "mlp_bias", "pooling"),
+    needs=(
+        *("heads", "norm_eps", "activation", "attention.proj_bias", "attention.qkv_bias"),
+        *("mlp_bias", "pooling"),
+    ),
     variants=PROJECTION,
 )
 OVIS2 = replace(

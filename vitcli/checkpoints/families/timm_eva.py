@@ -135,7 +135,7 @@ ROPE = Family(
         **UNSUPPORTED,
         **ROPE_SETTINGS,
         "attn_type": only("eva", "rope"),
-        "architecture.rope_grid_indexing": To("rope.first_axis", {"xy": "columns"}),
+        "architecture.rope_grid_indexing": To("rope.first_axis", {"xy": "columns"}, default="rows"),
         **anywhere(use_abs_pos_emb=only(False), use_rot_pos_emb=only(True)),
     },
     ignored=EVA_IGNORED,
@@ -147,7 +147,7 @@ ROPE = Family(
     },
     needs=(
         *("heads", "norm_eps", "pooling", "rope.coordinates", "rope.theta", "rope.layout"),
-        "rope.reference_grid",
+        *("rope.reference_grid", "rope.first_axis"),
     ),
     packed_gate=True,
     flatten=flattened("evas"),
