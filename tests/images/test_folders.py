@@ -131,6 +131,12 @@ def test_numbers_are_classes_in_their_order() -> None:
     assert class_order(["1", "-10", "0", "-9", "-a"]) == ["-10", "-9", "0", "1", "-a"]
 
 
+def test_what_is_no_text_in_the_name_of_a_class_is_escaped() -> None:
+    """Of a folder whose name is not UTF-8, and of half a character in a shard's JSON."""
+    assert read_layout(["a/x", "b/x"]).place("caf\udce9/x") == (None, "caf\\xe9")
+    assert read_layout(["a/x", "b/x"]).place("a/x", "\ud83d") == (None, "\\ud83d")
+
+
 def picture(path: Path, level: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((4, 4, 3), level, np.uint8)).save(path)

@@ -183,8 +183,12 @@ def class_order(names: Iterable[str]) -> list[str]:
 
 
 def class_name(text: str) -> str:
-    """macOS decomposes what other systems compose: an é is one name, however it is written."""
-    return unicodedata.normalize("NFC", text)
+    """The name of a class: an é is one, which macOS decomposes; bytes that are no text are escapes.
+
+    Then it can be written into every file, and is the same by every command.
+    """
+    name = unicodedata.normalize("NFC", text)
+    return re.sub("[\ud800-\udfff]", lambda found: printable(found[0]), name)
 
 
 def _folders(name: str) -> tuple[str, ...]:

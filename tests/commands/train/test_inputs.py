@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def test_a_class_of_one_trains_and_is_named(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "red" / "1.png", tmp_path / "green" / "x.png")
     notes = side_notes(assign(read_folder(tmp_path), ImagesData(), 0))
     assert "without a validation image: green (a class of one image trains)" in notes
+
+
+def test_names_that_are_no_text_are_trained_on(tmp_path: Path) -> None:
+    """A file and a class whose names are not UTF-8, as an old archive leaves them."""
+    path = folder(tmp_path / "pictures", 6)
+    try:
+        (path / os.fsdecode(b"caf\xe9")).mkdir()
+        for name in (b"caf\xe9/\xfe.png", b"caf\xe9/1.png", b"red/\xff.png"):
+            shutil.copy(path / "blue" / "1.png", path / os.fsdecode(name))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    out = tmp_path / "run"
+    whole = train.train(path, **SMALL_RUN, out=out)
+    assert whole.config["classes"] == ["blue", "caf\\xe9", "red"]
+    assert train.train(out=out, resume=True, device="cpu").history == whole.history
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:

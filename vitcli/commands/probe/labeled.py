@@ -182,8 +182,7 @@ def with_classes(
     aside = [split in there and split != tested for split in splits]
     named = {"train", *EVALUATED, None}
     keep = np.array([label is not None and split in named for split, label in places], bool)
-    # Cells of strings of any length; a name that cannot be printed is shown escaped.
-    classes = np.array([printable(label or "") for _, label in places], dtype=object)
+    classes = np.array([label or "" for _, label in places], dtype=object)  # of any length
     is_test = np.array([split == tested for split in splits], bool) if tested else None
     labeled = dataclasses.replace(
         images, labels=classes, is_test=is_test, tested=tested, aside=sum(aside)

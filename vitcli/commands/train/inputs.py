@@ -36,8 +36,8 @@ SMALL_SET = 20_000
 
 def derived_seed(seed: int, *place: str | int) -> int:
     """A 63-bit seed for a named place, for example `derived_seed(0, "order", epoch)`."""
-    text = "/".join(map(str, (seed, *place)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    text = "/".join(map(str, (seed, *place))).encode("utf-8", "surrogatepass")  # of any name
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)
