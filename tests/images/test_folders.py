@@ -137,6 +137,21 @@ def test_what_is_no_text_in_the_name_of_a_class_is_escaped() -> None:
     assert read_layout(["a/x", "b/x"]).place("a/x", "\ud83d") == (None, "\\ud83d")
 
 
+def test_a_shard_that_is_cut_off_is_said(tmp_path: Path) -> None:
+    """It is no image of a class, so that nothing else would say what was lost."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        for number in range(4):
+            for suffix in ("png", "cls"):
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = 1000
+                tar.addfile(info, io.BytesIO(b"1" * 1000))
+    (tmp_path / "0.tar").write_bytes(whole.getvalue()[:6000])
+    lines = read_folder(tmp_path).lines()
+    (said,) = [line for line in lines if line.startswith("cannot be read: 1 (0.tar: tar shard: ")]
+    assert "what follows is lost" in said
+
+
 def picture(path: Path, level: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((4, 4, 3), level, np.uint8)).save(path)

@@ -20,7 +20,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitcli.errors import VitcliError
-from vitcli.files import is_folder, printable
+from vitcli.files import first_names, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError
 from vitcli.images.pool import Decoded, DecodePool, DecodeWork
@@ -349,6 +349,10 @@ class ImageFolder:
     def lines(self, labeled: bool = True) -> list[str]:
         """What was taken for what, in a few lines; only counts where classes do not matter."""
         lines = [self._roles() if labeled else f"{len(self.items):,} images"]
+        failed = [item.entry for item in self.items if item.entry.code]
+        if failed:
+            errors = first_names([f"{entry.name}: {entry.error}" for entry in failed])
+            lines.append(f"cannot be read: {len(failed):,} ({errors})")
         if self.skipped:
             most = self.skipped.most_common(5)
             kinds = (f"{count:,} {kind or 'without suffix'}" for kind, count in most)

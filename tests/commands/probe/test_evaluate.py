@@ -193,3 +193,16 @@ def test_ridge_finds_a_linear_number() -> None:
     assert regress(vectors, targets, splits).mean < 1e-4
     noise = regress(vectors, rng.normal(size=60), splits)
     assert noise.mean > 0.9
+
+
+def test_numbers_far_from_zero_or_very_large_are_predicted_as_well() -> None:
+    """Seconds since 1970, of which float32 has one in 128; numbers whose squares overflow."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(60, 5)).astype(np.float32)
+    targets = vectors @ np.arange(5.0) + 1e-3 * rng.normal(size=60)
+    splits = cross_validation(np.zeros(60, int), np.arange(60), 5, 2)
+    near = regress(vectors, targets, splits)
+    for far in (targets + 1.7e9, targets * 1e300):
+        found = regress(vectors, far, splits)
+        assert found.mean == pytest.approx(near.mean, rel=1e-2)  # 2e-7 of a second is lost
+        assert found.said[0] == pytest.approx(far[splits.rounds[0][1]], rel=1e-2)

@@ -275,13 +275,15 @@ def _right(
 
 
 def regress(vectors: np.ndarray, targets: np.ndarray, splits: Splits) -> Answers:
-    """Ridge regression on every round."""
-    said = [ridge_values(vectors[a], targets[a], vectors[b]) for a, b in splits.rounds]
+    """Ridge regression on every round, of the numbers over their range: no square overflows."""
+    mean, size = targets.mean(), np.ptp(targets)
+    scaled = (targets - mean) / size
+    said = [ridge_values(vectors[a], scaled[a], vectors[b]) for a, b in splits.rounds]
     errors = [
-        (answers - targets[test]) ** 2 / targets.var()
+        (answers - scaled[test]) ** 2 / scaled.var()
         for answers, (_, test) in zip(said, splits.rounds, strict=True)
     ]
-    return Answers(tuple(errors), tuple(said))
+    return Answers(tuple(errors), tuple(answers * size + mean for answers in said))
 
 
 def corrected_variance(means: np.ndarray, splits: Splits) -> float:
