@@ -614,8 +614,7 @@ def test_the_error_of_another_architecture_names_the_engine(
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("command", [["verify"], ["export", "x.onnx", "--preset"],
-                                     ["explore", "--preset"]])  # fmt: skip
+@pytest.mark.parametrize("command", [["export", "x.onnx", "--preset"], ["explore", "--preset"]])
 def test_a_hint_of_another_command_works_when_typed(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "timm:test_resnet"])
     assert result.exit_code == 2 and "this command does not support" in result.stderr
