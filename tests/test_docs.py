@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.commands.sweep import spec
 from vitcli.commands.sweep.spec import shipped_sweeps
-from vitcli.config import load
+from vitcli.config import request
 from vitcli.config.yaml import Document, parse_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -93,12 +93,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Presets made small, in a copy of the folder for each page."""
     place = shutil.copytree(place, tmp_path / "page")
-    whole = load.preset_layers
+    whole = request.preset_layers
 
     def small(name: str, source: str = "") -> list[Document]:
         return [*whole(name, source), parse_yaml(TOY, "toy")]
 
-    monkeypatch.setattr(load, "preset_layers", small)
+    monkeypatch.setattr(request, "preset_layers", small)
     monkeypatch.setattr(spec, "SHIPPED", place / "shipped")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.chdir(place)

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from tests.conftest import tiny_config
 from vitcli.build import build_encoder
-from vitcli.checkpoints.load import save_snapshot
+from vitcli.checkpoints.weights import save_snapshot
 from vitcli.cli import app
 from vitcli.commands.sweep.trials import new_values
 from vitcli.commands.train.result import metrics_entry
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import leaves, read_json
 from vitcli.errors import VitcliError

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from vitcli.errors import VitcliError
-from vitcli.measures import (
+from vitcli.stats import (
     all_finite,
     evenly,
     largest,

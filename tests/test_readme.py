@@ -12,7 +12,7 @@ import typer
 
 from vitcli.cli import app
 from vitcli.commands.sweep.space import CONFIGS
-from vitcli.config.load import preset_names
+from vitcli.config.request import preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import known_keys
 

@@ -15,8 +15,8 @@ from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import component_costs
 from vitcli.commands.train.optimization import make_optimizer
 from vitcli.commands.train.start import copy_weights
-from vitcli.config.attention import PositionSpec
-from vitcli.config.load import load_config
+from vitcli.config.attention_variants import PositionSpec
+from vitcli.config.request import load_config
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.settings import parse_setting
 from vitcli.config.training import TrainConfig

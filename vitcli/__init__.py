@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vitcli.commands.profile.analysis import profile
     from vitcli.commands.sweep.analysis import sweep
     from vitcli.commands.train.analysis import train, train_shapes
-    from vitcli.images.shapes import shapes
+    from vitcli.images.synthetic import shapes
     from vitcli.loading import load
     from vitcli.model import Features, Model
     from vitcli.results import Result
@@ -68,7 +68,7 @@ FUNCTIONS = {
     "sweep": "commands.sweep.analysis:sweep",
     "export": "commands.export.analysis:export",
     "convert": "commands.export.analysis:convert",
-    "shapes": "images.shapes:shapes",
+    "shapes": "images.synthetic:shapes",
     "presets": "commands.catalog.analysis:presets",
     "families": "commands.catalog.analysis:families",
 }

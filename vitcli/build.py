@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitcli.config import attention as attention_specs
+from vitcli.config import attention_variants as attention_specs
 from vitcli.config import variants as specs
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
@@ -150,7 +150,7 @@ def register(key: str, word: str, spec: specs.Spec, build: Callable[..., Any]) -
 
     Args:
         key: one of VARIANTS.
-        spec: what the config says of it, as those of `config.variants` and `config.attention` do.
+        spec: what the config says of it, as the specs of `config.variants` do.
         build: takes what the key's own table in this file takes, and returns the module.
 
     Raises:

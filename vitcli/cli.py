@@ -18,8 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 from vitcli import __version__
 from vitcli.commands import ALIASES, COMMANDS, command_function
 from vitcli.errors import VitcliError
+from vitcli.ui.completion import BASH
 from vitcli.ui.console import detail, duration, set_verbosity, stream, warn
-from vitcli.ui.parameters import BASH
 
 INTERRUPTED = 130
 READER_LEFT = 128 + 13

@@ -23,9 +23,9 @@ from vitcli.checkpoints.adapters import (
 from vitcli.checkpoints.families.hf_processors import from_transformers
 from vitcli.checkpoints.families.open_clip import from_open_clip
 from vitcli.checkpoints.families.timm import from_timm
-from vitcli.checkpoints.load import Plan, load_weights, plan_weights
 from vitcli.checkpoints.readers import is_hub_id
-from vitcli.config.load import (
+from vitcli.checkpoints.weights import Plan, load_weights, plan_weights
+from vitcli.config.request import (
     REFERENCE,
     ModelRequest,
     check_device,

@@ -1,27 +1,29 @@
-"""A model: preprocessing, features and attention; the images of a call as batches."""
+"""A model: the images it takes, its preprocessing, features and attention; images as batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
 from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from vitcli.config.load import NAME_A_PRESET, ModelRequest
+from vitcli.config.request import NAME_A_PRESET, ModelRequest
 from vitcli.config.schema import ModelConfig, PreprocessConfig
 from vitcli.config.variants import Grid
 from vitcli.engines.engine import Runner, faster_way
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.decode import DecodedImage, ImageError
-from vitcli.images.pool import Color, Picture, Pictures, picture_list, read_picture
+from vitcli.images.decode import DecodedImage, ImageError, decode, from_pillow, is_quick
 from vitcli.images.preprocess import Box, grid_box, preprocess
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
+from vitcli.images.workers import decode_within
 from vitcli.nn.encoder import (
     EncoderOutput,
     VisionEncoder,
@@ -34,6 +36,11 @@ from vitcli.results import FailedImage, LoadReport, ModelInfo
 
 AT_ONCE = 16
 """Images in one forward pass; more make a CPU no faster and the activations larger."""
+Picture = str | PathLike[str] | Image.Image | np.ndarray
+"""One image: a file's path, a Pillow image, or an array (H, W, 3) of 8-bit RGB."""
+Pictures = Picture | Iterable[Picture]
+"""One image or several."""
+Color = tuple[int, int, int]
 
 
 class _Layers(dict[int, "Features"]):
@@ -380,6 +387,46 @@ def covered_box(model: Model, item: Prepared, grid: Grid) -> Box:
 def stacked(model: Model, batch: Sequence[Prepared]) -> Tensor:
     """(B, 3, height, width) on the model's device in its dtype."""
     return torch.stack([item.pixels for item in batch]).to(model.device, model.dtype)
+
+
+def picture_list(images: Pictures) -> list[Picture]:
+    """One image or several as a list: a string is one path, never its characters."""
+    if isinstance(images, str | PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    return list(images) if isinstance(images, Iterable) else [images]
+
+
+def read_picture(picture: Picture, background: Color = (255, 255, 255)) -> DecodedImage:
+    """Upright RGB pixels of one image; transparency is composited on `background`.
+
+    A file whose header promises no quick decoding is decoded in a process of its own, within
+    `images.TIMEOUT_S` seconds and `images.MEMORY_BYTES`.
+
+    Raises:
+        VitcliError: another kind of object, or an array of another shape or type.
+        ImageError: a file that cannot be read.
+    """
+    if isinstance(picture, str | PathLike):
+        if is_quick(picture):
+            return decode(picture, background=background)
+        return decode_within(picture, background=background)
+    if isinstance(picture, Image.Image):
+        return from_pillow(picture, background=background)
+    if isinstance(picture, np.ndarray):
+        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+            raise VitcliError(
+                f"image array: cannot be read (got {picture.shape} {picture.dtype}, expected "
+                "(H, W, 3) uint8)",
+                "convert it to 8-bit RGB, or give the tensor that model.transform makes",
+            )
+        return from_pillow(Image.fromarray(np.ascontiguousarray(picture)))
+    raise VitcliError(
+        f"image: cannot be read (got {type(picture).__name__}, expected a path, a Pillow image or "
+        "an array (H, W, 3))",
+        "give one of these, or a list of them",
+    )
 
 
 def picture_name(picture: Picture, number: int) -> str:

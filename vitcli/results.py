@@ -219,7 +219,7 @@ class ResolvedSetting:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading a checkpoint found out; `checkpoints.load.report_line` says it in one line.
+    """What loading a checkpoint found out; `checkpoints.weights.report_line` says it in one line.
 
     `tensors_dropped` are the names that a drop rule of the family matched; `stored_dtypes` are
     those of the tensors used, `dtype` is the one they were read as; `preprocess_by` is None where

@@ -24,7 +24,7 @@ from vitcli.checkpoints.adapters import (
     read_peft,
     write_peft,
 )
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 from vitcli.loading import load_model

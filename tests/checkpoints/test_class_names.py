@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 import vitcli
-from vitcli.checkpoints.load import class_names, load_weights, save_snapshot
+from vitcli.checkpoints.weights import class_names, load_weights, save_snapshot
 
 NAMES = [f"kind, {i}" for i in range(12)]
 

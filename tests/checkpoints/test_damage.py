@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.sources import vit_folder
-from vitcli.checkpoints.load import load_weights
 from vitcli.checkpoints.readers import read_tensors
+from vitcli.checkpoints.weights import load_weights
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from vitcli.build import build_meta
+from vitcli.checkpoints.encoder_settings import resolve_settings
 from vitcli.checkpoints.family import Family, Variant, fused
-from vitcli.checkpoints.load import plan_weights
 from vitcli.checkpoints.match import assign, check, foreign_names
-from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.checkpoints.tensors import lazy
 from vitcli.checkpoints.tower import detect, summary, tower_config
+from vitcli.checkpoints.weights import plan_weights
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError

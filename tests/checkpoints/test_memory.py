@@ -18,7 +18,7 @@ pytestmark = [
 PROGRAM = """
 import sys
 import torch
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(l.split()[1]) * 1024 for l in lines if l.startswith("VmHWM"))

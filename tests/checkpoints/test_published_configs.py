@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.checkpoints.parity import originals
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

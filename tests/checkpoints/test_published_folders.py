@@ -23,7 +23,7 @@ from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25VisionModel
 
 from tests.checkpoints.parity.originals import internvit, moonvit
 from tests.checkpoints.sources import PUBLISHED, sparse
-from vitcli.checkpoints.load import plan_weights
+from vitcli.checkpoints.weights import plan_weights
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

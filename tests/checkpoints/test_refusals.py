@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.sources import BLOCK0, SQUASH, edited, reconfigured, vit_folder
-from vitcli.checkpoints.load import load_weights
-from vitcli.config.load import load_config
+from vitcli.checkpoints.weights import load_weights
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError

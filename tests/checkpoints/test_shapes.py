@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.checkpoints.resolve import settings_from_shapes, table_grids
+from vitcli.checkpoints.encoder_settings import settings_from_shapes, table_grids
 from vitcli.config.schema import EncoderConfig
 
 CONFIGS = {

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.sources import SQUASH, same_weights, vit_folder
-from vitcli.checkpoints.load import load_weights, plan_weights, save_snapshot
+from vitcli.checkpoints.weights import load_weights, plan_weights, save_snapshot
 from vitcli.config.settings import parse_setting
 
 pytestmark = pytest.mark.filterwarnings("ignore")

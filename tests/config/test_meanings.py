@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from vitcli.config import attention, schema, training, variants
+from vitcli.config import attention_variants as attention
+from vitcli.config import schema, training, variants
 
 SECTIONS = [
     value

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from vitcli import build
-from vitcli.config import attention as config_attention
+from vitcli.config import attention_variants as config_attention
 from vitcli.config import schema
-from vitcli.config.load import load_config, preset_names
+from vitcli.config.request import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.config.settings import Setting
 from vitcli.nn import attention, positions

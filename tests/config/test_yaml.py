@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting, parse_setting
 from vitcli.config.training import ImagesRun

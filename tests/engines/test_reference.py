@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 import vitcli
 from tests.engines import sources
 from vitcli.cli import app
-from vitcli.commands.attention.weights import FIELDS, attention_maps, observe_attention
+from vitcli.commands.attention.reducers import FIELDS, attention_maps, observe_attention
 from vitcli.engines.backbone import macs_per_image
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 
 timm = pytest.importorskip("timm")
 pytest.importorskip("transformers")

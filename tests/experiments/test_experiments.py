@@ -21,7 +21,7 @@ from vitcli.commands.sweep.analysis import check_arguments
 from vitcli.commands.sweep.space import draw, known_commands
 from vitcli.commands.sweep.spec import SHIPPED, load_sweep
 from vitcli.commands.sweep.trials import expand, repeats
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.training import IMAGES_RECIPE, ImagesRun, ShapesRun
 from vitcli.config.yaml import read_yaml

@@ -23,7 +23,7 @@ from PIL import Image, ImageFile
 from tests.images.files import png, png_chunk, save, tiff
 from vitcli.errors import VitcliError
 from vitcli.images.decode import FAILURE_CODES, FORMATS, ImageError, decode, flatten
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 from vitcli.ui.options import parse_color
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

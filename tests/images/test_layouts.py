@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitcli.commands.embed.inputs import Listing, SeenFolders
 from vitcli.commands.probe.labeled import Encoded, Images, with_classes
-from vitcli.commands.train.inputs import assign
+from vitcli.commands.train.splits import assign
 from vitcli.config.training import ImagesData
 from vitcli.errors import VitcliError
 from vitcli.images.folders import read_folder

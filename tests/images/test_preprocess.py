@@ -11,13 +11,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from vitcli.commands.encode.result import describe
-from vitcli.config.load import resized_to
+from vitcli.config.request import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.images import preprocess as module
 from vitcli.images.decode import ImageError
 from vitcli.images.preprocess import levels, normalize, plan, preprocess
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 
 
 def config(**changes: Any) -> PreprocessConfig:
@@ -167,7 +167,7 @@ def test_smart_sizes_are_multiples_within_the_budget(size: tuple[int, int]) -> N
 
 
 def test_workers_start_without_torch() -> None:
-    code = "import sys, vitcli.images.pool\nassert 'torch' not in sys.modules"
+    code = "import sys, vitcli.images.workers\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

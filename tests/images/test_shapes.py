@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import SHAPES, VALIDATION, Shapes, draw_sheet
+from vitcli.images.synthetic import SHAPES, VALIDATION, Shapes, draw_sheet
 
 FOUR = ("circle", "square", "triangle", "cross")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitcli.files import printable
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 
 
 def test_it_is_the_same_on_every_run() -> None:

@@ -184,7 +184,7 @@ def test_sigterm_leaves_no_part_behind(tmp_path: Path) -> None:
     )
     from tests.conftest import tiny_config
     from vitcli.build import build_encoder
-    from vitcli.checkpoints.load import save_snapshot
+    from vitcli.checkpoints.weights import save_snapshot
     from vitcli.config.schema import ModelConfig
 
     config = ModelConfig(encoder=tiny_config())

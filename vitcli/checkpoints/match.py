@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to, where each tensor goes, and that none is left over."""
+"""Where each tensor goes by a family's names, and that none is left over or missing."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from vitcli.config.load import NAME_A_PRESET
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig, pixel_keys
 from vitcli.config.settings import Layers, Setting, validate
 from vitcli.config.yaml import Document, as_tuple
 from vitcli.errors import VitcliError
-from vitcli.measures import is_number
+from vitcli.stats import is_number
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """The files of transformers that say how images are prepared, best first."""

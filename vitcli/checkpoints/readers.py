@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitcli.checkpoints.pickles import read_torch
 from vitcli.checkpoints.preprocessing import PROCESSORS
-from vitcli.checkpoints.pytorch import read_torch
 from vitcli.checkpoints.tensors import AGAIN, Tensors, read_npz, read_safetensors
-from vitcli.config.load import preset_names
+from vitcli.config.request import preset_names
 from vitcli.config.yaml import read_json
 from vitcli.errors import VitcliError, install_extra
 

@@ -19,7 +19,7 @@ from typing import Any
 from vitcli.checkpoints.family import Configs, Family
 from vitcli.checkpoints.match import has, has_all, takes_name
 from vitcli.checkpoints.tensors import Tensors
-from vitcli.config.load import NAME_A_PRESET
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.errors import VitcliError
 
 WRAPPED = re.compile(

@@ -1,8 +1,8 @@
 """The keys and values of a config: one pydantic schema, no torch.
 
 Every key is a plain value; `vitcli.build` alone turns names into modules. The words of the variants
-are the entries of the tables in `config.variants` and `config.attention`, which say what each needs
-and costs.
+are the entries of the tables in `config.variants` and `config.attention_variants`, which say what
+each needs and costs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from vitcli.config.attention import (
+from vitcli.config.attention_variants import (
     ATTENTIONS,
     MASKS,
     POSITIONS,

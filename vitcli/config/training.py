@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from vitcli.config.load import (
+from vitcli.config.request import (
     ModelRequest,
     check_device,
     check_settings,

@@ -1,7 +1,7 @@
 """What a config says of each variant: what it needs, what contradicts it, what it costs; no torch.
 
-A variant is its class in `vitcli.nn`, its spec here (positions and attention: `config.attention`)
-and its line in `vitcli.build`; nothing else asks which variant an encoder has.
+A variant is its class in `vitcli.nn`, its spec here (positions and attention:
+`config.attention_variants`) and its line in `vitcli.build`; nothing else asks which one it is.
 `vitcli.build.register` adds one from outside.
 
 D hidden, M mlp_hidden, H heads, d = D / H, P prefix tokens, N patches. Operations are

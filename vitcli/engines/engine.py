@@ -20,13 +20,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitcli.config.load import REFERENCE
+from vitcli.config.request import REFERENCE
 from vitcli.config.yaml import read_json
 from vitcli.engines import AUTO, ENGINES, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write
-from vitcli.measures import largest, largest_difference
 from vitcli.nn.encoder import EncoderOutput, Observer, VisionEncoder, hooked, layer_points
+from vitcli.stats import largest, largest_difference
 
 Layers = tuple[EncoderOutput, list[Tensor]]
 """An encoder's output, and the (B, P+N, D) tokens at each of `layer_points`."""

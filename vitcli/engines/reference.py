@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitcli.config.load import split_library
+from vitcli.config.request import split_library
 from vitcli.engines.backbone import Backbone, input_errors, library_errors, source_config
 from vitcli.engines.timm_networks import fresh_network, open_open_clip, open_timm, timm_backbone
 from vitcli.engines.transformers_towers import transformers_backbone

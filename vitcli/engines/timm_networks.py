@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitcli.config.load import split_library
+from vitcli.config.request import split_library
 from vitcli.config.schema import PreprocessConfig
 from vitcli.engines.backbone import (
     Backbone,

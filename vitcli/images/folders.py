@@ -23,7 +23,6 @@ from vitcli.errors import VitcliError
 from vitcli.files import first_names, is_folder, printable
 from vitcli.images import MEMORY_BYTES, TIMEOUT_S
 from vitcli.images.decode import ImageError
-from vitcli.images.pool import Decoded, DecodePool, DecodeWork
 from vitcli.images.sources import (
     HIDDEN,
     TOOL_NAMES,
@@ -35,6 +34,7 @@ from vitcli.images.sources import (
     is_hidden,
     list_members,
 )
+from vitcli.images.workers import Decoded, DecodePool, DecodeWork
 
 _HEAD = 1 << 14
 """Bytes by which a mark distinguishes contents."""

@@ -1,7 +1,8 @@
 """Position encodings: what they add to tokens, turn in queries and keys, or add to logits.
 
-A new encoding is one class here and one entry in `vitcli.build`. Grids are (rows, columns) of
-patches; P prefix tokens come before the patches in every token sequence.
+A new encoding is one class here, its spec in `config.attention_variants` (what it needs and costs)
+and one entry in `vitcli.build`. Grids are (rows, columns) of patches; P prefix tokens come before
+the patches in every token sequence.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Shared by all commands: options, the console, tables, figures and JSON."""
+"""Shared by all commands: options, the console, tables and figures."""

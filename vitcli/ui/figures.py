@@ -20,7 +20,7 @@ from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output
 from vitcli.results import FailedImage, Result
 from vitcli.ui.console import note, show, warn
-from vitcli.ui.parameters import option
+from vitcli.ui.options import option
 
 if TYPE_CHECKING:  # a help or a usage error imports neither
     import numpy as np

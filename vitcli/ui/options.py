@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from vitcli.config import yaml
-from vitcli.config.load import (
+from vitcli.config.request import (
     REFERENCE,
     ModelRequest,
     config_yaml,
@@ -29,13 +31,75 @@ from vitcli.engines import AUTO, ENGINES
 from vitcli.errors import VitcliError, check_choice
 from vitcli.files import printable
 from vitcli.results import RANDOM_WEIGHTS
+from vitcli.ui.completion import complete, with_completion
 from vitcli.ui.console import FORMATS, answer_text, chosen_form, note, status
-from vitcli.ui.parameters import Without as Without  # commands import these two from here
-from vitcli.ui.parameters import complete, option
-from vitcli.ui.parameters import grouped as grouped
 
 if TYPE_CHECKING:
     from vitcli.model import Model
+
+
+def option(name: str, metavar: str | None = None, help: str | None = None, **how: Any) -> Any:
+    """A typer option as its line of the help: `--name METAVAR  help`."""
+    return typer.Option(name, metavar=metavar, help=help, **how)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Without:
+    """In the annotation of a group: the options of it that a command does not take."""
+
+    names: tuple[str, ...]
+
+
+def _group(hint: Any) -> tuple[Any, set[str]]:
+    """The type of a parameter, and the options left out if it is a group."""
+    if get_origin(hint) is not Annotated:
+        return hint, set()
+    kind, *notes = get_args(hint)
+    return kind, {name for note in notes if isinstance(note, Without) for name in note.names}
+
+
+def grouped(function: Function) -> Function:
+    """Lets a command take option groups (dataclasses of annotated options) as parameters."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kind, without = _group(hints[parameter.name])
+        if not dataclasses.is_dataclass(kind):
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        assert isinstance(kind, type)
+        annotations = get_type_hints(kind, include_extras=True)
+        fields = [f for f in dataclasses.fields(kind) if f.name not in without]
+        names = [f.name for f in fields]
+        groups[parameter.name] = (kind, names)
+        parameters += [
+            inspect.Parameter(
+                f.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=annotations[f.name],
+                default=f.default,
+            )
+            for f in fields
+        ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        built = {
+            name: kind(**{key: values.pop(key) for key in names})
+            for name, (kind, names) in groups.items()
+        }
+        return function(**values, **built)
+
+    for parameter in parameters:
+        with_completion(parameter.annotation)
+    flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in flat}
+    return command  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -369,7 +433,7 @@ def load_all(
                 answer_text(config_yaml(config))
                 raise typer.Exit()
     with status(f"loading torch and the {'encoder' if len(requests) == 1 else 'encoders'}"):
-        from vitcli.checkpoints.load import report_line
+        from vitcli.checkpoints.weights import report_line
         from vitcli.loading import load_model
 
         loaded = [load_model(request, by_library) for request in requests]

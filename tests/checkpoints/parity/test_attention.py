@@ -10,8 +10,8 @@ import torch
 
 from tests.checkpoints.parity.compare import images, randomized
 from tests.checkpoints.parity.hf import CASES
-from vitcli.checkpoints.load import load_weights
-from vitcli.commands.attention.weights import FIELDS, attention_maps, observe_attention
+from vitcli.checkpoints.weights import load_weights
+from vitcli.commands.attention.reducers import FIELDS, attention_maps, observe_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -27,7 +27,7 @@ from tests.checkpoints.parity.compare import (
 )
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.parity.vlms import WHOLE
-from vitcli.checkpoints.load import LoadedWeights, load_weights
+from vitcli.checkpoints.weights import LoadedWeights, load_weights
 from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError

@@ -18,7 +18,7 @@ from tests.checkpoints.parity.compare import Outputs, differences, images, ours,
 from tests.checkpoints.parity.hf import CASES, Case
 from tests.checkpoints.parity.towers import TOWERS
 from tests.checkpoints.sources import changed
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.errors import VitcliError
 
 pytestmark = pytest.mark.filterwarnings("ignore")

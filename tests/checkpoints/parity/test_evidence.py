@@ -16,7 +16,7 @@ from torch import nn
 from tests.checkpoints.parity.compare import EXACT, images, ours, randomized
 from tests.checkpoints.parity.hf import SMALL
 from tests.checkpoints.sources import same_weights, vit_folder
-from vitcli.checkpoints.load import load_weights, report_line
+from vitcli.checkpoints.weights import load_weights, report_line
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 

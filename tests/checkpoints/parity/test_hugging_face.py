@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES, Case
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

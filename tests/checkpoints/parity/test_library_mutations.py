@@ -23,7 +23,7 @@ from tests.checkpoints.parity.compare import (
     randomized,
 )
 from tests.checkpoints.parity.timm_models import Case
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.config.settings import Setting
 from vitcli.nn.encoder import VisionEncoder
 

@@ -15,7 +15,7 @@ from timm.models._hub import save_config_for_hf
 
 from tests.checkpoints.parity import hf, open_clip_models, originals, test_torchvision, timm_models
 from tests.checkpoints.parity.timm_models import Case
-from vitcli.checkpoints.load import load_weights, plan_weights, save_snapshot
+from vitcli.checkpoints.weights import load_weights, plan_weights, save_snapshot
 from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 

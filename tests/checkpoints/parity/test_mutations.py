@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.checkpoints.parity.compare import Outputs, differences, images, ours, randomized
 from tests.checkpoints.parity.hf import CASES
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.config.settings import Setting
 from vitcli.nn.encoder import VisionEncoder
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.open_clip_models import CASES, SIZES, Case, at_size, outputs
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 

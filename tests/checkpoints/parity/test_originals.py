@@ -26,7 +26,7 @@ from tests.checkpoints.parity.hf import SMALL, plain
 from tests.checkpoints.parity.originals import at_size
 from tests.checkpoints.parity.timm_models import ANY_SIZE, Case, outputs
 from tests.checkpoints.sources import sparse
-from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.checkpoints.weights import load_weights, plan_weights
 from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 

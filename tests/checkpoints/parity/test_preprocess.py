@@ -22,7 +22,7 @@ from torchvision.models import ViT_B_16_Weights, ViT_H_14_Weights, ViT_L_16_Weig
 from vitcli.checkpoints.families.hf_processors import from_transformers
 from vitcli.checkpoints.families.open_clip import from_open_clip
 from vitcli.checkpoints.families.timm import from_timm
-from vitcli.config.load import resized_to
+from vitcli.config.request import resized_to
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images.preprocess import preprocess
 

@@ -11,11 +11,11 @@ import torch
 import transformers as T
 from typer.testing import CliRunner
 
-from vitcli.checkpoints.load import load_weights
+from vitcli.checkpoints.weights import load_weights
 from vitcli.cli import app
-from vitcli.config.load import resized_to
+from vitcli.config.request import resized_to
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 
 FOLDER = Path(
     os.environ.get(

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints.parity.compare import randomized
 from tests.checkpoints.parity.rms_towers import RMS_TOWERS
 from tests.checkpoints.sources import reconfigured, sparse
-from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.checkpoints.weights import load_weights, plan_weights
 from vitcli.commands.params.analysis import model_costs
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 

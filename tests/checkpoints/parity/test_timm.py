@@ -19,9 +19,9 @@ from tests.checkpoints.parity.compare import EXACT, assert_close, images, ours, 
 from tests.checkpoints.parity.timm_models import CASES, outputs
 from tests.checkpoints.sources import PUBLISHED, sparse
 from vitcli.checkpoints.families.timm import architectures, from_timm
-from vitcli.checkpoints.load import load_weights, plan_weights
+from vitcli.checkpoints.weights import load_weights, plan_weights
 from vitcli.commands.params.analysis import model_costs
-from vitcli.config.load import load_config, preset_names
+from vitcli.config.request import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting
 from vitcli.config.yaml import dotted

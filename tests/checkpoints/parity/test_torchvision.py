@@ -12,8 +12,8 @@ from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 from tests.checkpoints.parity.compare import EXACT, Outputs, assert_close, images, ours, randomized
-from vitcli.checkpoints.load import load_weights
-from vitcli.config.load import load_config
+from vitcli.checkpoints.weights import load_weights
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError

@@ -39,8 +39,8 @@ from tests.checkpoints.parity.originals import moonvit
 from tests.checkpoints.parity.towers import TOWERS, radio
 from tests.checkpoints.sources import PUBLISHED, edited, reconfigured, sparse
 from vitcli.build import build_meta
-from vitcli.checkpoints.load import load_weights, plan_weights
 from vitcli.checkpoints.tower import COMPUTED_OTHERWISE
+from vitcli.checkpoints.weights import load_weights, plan_weights
 from vitcli.cli import app
 from vitcli.commands.compare.verify import verify
 from vitcli.commands.encode.analysis import encode

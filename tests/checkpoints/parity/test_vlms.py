@@ -15,8 +15,8 @@ from torch import Tensor
 from tests.checkpoints.parity.compare import assert_close, images, ours, randomized
 from tests.checkpoints.parity.vlms import WHOLE
 from tests.checkpoints.sources import same_weights
-from vitcli.checkpoints.load import load_weights
 from vitcli.checkpoints.tower import LAYER_KEYS
+from vitcli.checkpoints.weights import load_weights
 from vitcli.errors import VitcliError
 from vitcli.loading import load
 

@@ -14,7 +14,7 @@ from scipy import stats
 import vitcli
 from tests.commands.sources import tiny_model
 from vitcli.commands.attention.analysis import OutlierCut, attn_entropy
-from vitcli.commands.attention.weights import (
+from vitcli.commands.attention.reducers import (
     FIELDS,
     AttentionSamples,
     observe_attention,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.commands.sources import SMALL
 from vitcli.cli import app
-from vitcli.config.load import split_source
+from vitcli.config.request import split_source
 from vitcli.config.settings import parse_counts
 from vitcli.errors import VitcliError
 from vitcli.ui.options import EncodersOptions

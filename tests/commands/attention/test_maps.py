@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tests.commands.sources import tiny_model
 from tests.conftest import tiny_encoder
-from vitcli.commands.attention import weights as attention
+from vitcli.commands.attention import reducers as attention
 from vitcli.commands.attention.analysis import MOST_PANELS, OverlayCollector, attn_entropy
+from vitcli.commands.attention.reducers import Rollout, attention_maps, default_query, fuse_heads
 from vitcli.commands.attention.result import MapPanel, MapSheet
 from vitcli.commands.attention.view import overlay_figure
-from vitcli.commands.attention.weights import Rollout, attention_maps, default_query, fuse_heads
 from vitcli.config.schema import PreprocessConfig
 from vitcli.images.preprocess import levels
 from vitcli.nn.encoder import explicit_attention, hooked

@@ -24,9 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import randomize
 from vitcli.commands.embed import analysis as module
-from vitcli.commands.embed import encoder
+from vitcli.commands.embed import rows as embed_rows
 from vitcli.commands.embed.analysis import encode_folder
-from vitcli.commands.embed.encoder import normalized, normalized_by_torch
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.job import (
     CHECKSUMS,
@@ -39,8 +38,9 @@ from vitcli.commands.embed.job import (
 )
 from vitcli.commands.embed.parts import FORMATS, Rows
 from vitcli.commands.embed.result import FolderOptions, FolderResult
+from vitcli.commands.embed.rows import normalized, normalized_by_torch
 from vitcli.commands.encode.analysis import select_tokens
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
@@ -494,10 +494,10 @@ def test_shapes_cost_one_pass_over_zeros(model: Model, folder: Path, tmp_path: P
 
 
 def test_a_part_of_large_rows_has_fewer_of_them(model: Model, monkeypatch: Any) -> None:
-    monkeypatch.setattr(encoder, "PART_BYTES", 10 * 6 * 24 * 4)  # ten grids of 2 x 3 patches
-    assert encoder.checked(model, FolderOptions(kind="patch", batch=4))[0].part_rows == 8
-    assert encoder.checked(model, FolderOptions(kind="patch", batch=16))[0].part_rows == 16
-    assert encoder.checked(model, FolderOptions(batch=4))[0].part_rows == 60
+    monkeypatch.setattr(embed_rows, "PART_BYTES", 10 * 6 * 24 * 4)  # ten grids of 2 x 3 patches
+    assert embed_rows.checked(model, FolderOptions(kind="patch", batch=4))[0].part_rows == 8
+    assert embed_rows.checked(model, FolderOptions(kind="patch", batch=16))[0].part_rows == 16
+    assert embed_rows.checked(model, FolderOptions(batch=4))[0].part_rows == 60
 
 
 def test_images_of_one_size_share_a_pass_where_sizes_differ(
@@ -513,17 +513,17 @@ def test_images_of_one_size_share_a_pass_where_sizes_differ(
         pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"in/{number}.png")
     passes: list[tuple[int, ...]] = []
-    started = encoder.forward
+    started = embed_rows.forward
 
     def counted(model: Model, pixels: torch.Tensor, *rest: Any) -> Any:
         passes.append(tuple(pixels.shape))
         return started(model, pixels, *rest)
 
-    monkeypatch.setattr(encoder, "forward", counted)
+    monkeypatch.setattr(embed_rows, "forward", counted)
     run(model, tmp_path / "in", tmp_path / "out", part_rows=100, batch=4)
     of_images = sorted(passes[-3:])
     assert of_images == [(2, 3, 16, 24), (3, 3, 32, 16), (4, 3, 16, 24)]
-    monkeypatch.setattr(encoder, "_TOKENS_PER_IMAGE", 3)  # 12 tokens: two of 6, one of 8
+    monkeypatch.setattr(embed_rows, "_TOKENS_PER_IMAGE", 3)  # 12 tokens: two of 6, one of 8
     passes.clear()
     run(model, tmp_path / "in", tmp_path / "small", part_rows=100, batch=4)
     assert sorted(shape[0] for shape in passes[-6:]) == [1, 1, 1, 2, 2, 2]

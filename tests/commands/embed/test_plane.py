@@ -14,7 +14,7 @@ from PIL import Image
 from tests.browser import needs_browser, opened, wait_for
 from vitcli.commands.embed.command import draw_plane, plane_page
 from vitcli.images.preprocess import small_jpeg
-from vitcli.measures import Plane
+from vitcli.stats import Plane
 from vitcli.ui.figures import COLORS, Plot
 
 HOSTILE = "</script><script>window.bad = 1</script><img src=x onerror='window.bad = 1'>"

@@ -16,7 +16,7 @@ from vitcli.commands.embed.analysis import encode_folder
 from vitcli.commands.embed.inputs import Listing
 from vitcli.commands.embed.ray_cluster import PartActor, on_ray
 from vitcli.commands.embed.result import FolderOptions
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 from vitcli.loading import load_model

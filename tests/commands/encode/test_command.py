@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from tests.images.files import many_scans
 from vitcli.build import build_encoder
-from vitcli.checkpoints.load import save_snapshot
+from vitcli.checkpoints.weights import save_snapshot
 from vitcli.cli import Program, app
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import parse_setting
 from vitcli.engines.engine import default_engine
 from vitcli.images.decode import decode
-from vitcli.images.pool import decode_within
 from vitcli.images.preprocess import preprocess
+from vitcli.images.workers import decode_within
 
 SMALL = [
     f"--set={setting}"
@@ -501,7 +501,7 @@ def test_encode_gives_up_a_file_that_takes_minutes(
     (tmp_path / "slow.jpg").write_bytes(many_scans(400, (6000, 6000)))
     Image.new("RGB", (64, 48)).save(tmp_path / "good.png")
     limited = functools.partial(decode_within, timeout_s=1.0)
-    monkeypatch.setattr("vitcli.images.pool.decode_within", limited)
+    monkeypatch.setattr("vitcli.images.workers.decode_within", limited)
     names = [str(tmp_path / name) for name in ("slow.jpg", "good.png")]
     done = CliRunner().invoke(app, ["encode", *SMALL, *names, "--json"])
     found = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from vitcli.cli import app
 from vitcli.commands.encode import analysis
 from vitcli.commands.encode.analysis import FeatureCollector
 from vitcli.commands.encode.view import map_figure as figure
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 from vitcli.images.decode import decode

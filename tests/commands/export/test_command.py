@@ -13,7 +13,7 @@ import vitcli
 from tests.commands.sources import SMALL_SIZE
 from vitcli.build import build_encoder
 from vitcli.cli import app
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError

@@ -27,7 +27,7 @@ from vitcli.commands.embed.job import (
 from vitcli.commands.embed.parts import FORMATS
 from vitcli.commands.embed.result import FolderOptions, recalled, remembered
 from vitcli.commands.neighbors.analysis import neighbors, pictures
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.settings import parse_setting
 from vitcli.errors import VitcliError
 from vitcli.loading import load_model

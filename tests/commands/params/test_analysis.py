@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitcli
 from vitcli.build import build_encoder, build_meta
-from vitcli.checkpoints.load import save_snapshot
+from vitcli.checkpoints.weights import save_snapshot
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import COMPONENTS, Cost, component_costs, model_costs
-from vitcli.config.attention import POSITIONS
-from vitcli.config.load import load_config, preset_names
+from vitcli.config.attention_variants import POSITIONS
+from vitcli.config.request import load_config, preset_names
 from vitcli.config.schema import AttentionConfig, EncoderConfig, ModelConfig, TableConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from vitcli.cli import app
 from vitcli.commands.params.analysis import params
 from vitcli.commands.params.view import figure, tables
-from vitcli.config.load import preset_names
+from vitcli.config.request import preset_names
 
 runner = CliRunner()
 MODELS = ["--preset", "vit-b16", "--preset", "clip-l14"]

@@ -25,7 +25,7 @@ from vitcli.commands.probe.evaluate import (
     regress,
     smallest_class,
 )
-from vitcli.measures import student_quantile, unit_rows, wilson
+from vitcli.stats import student_quantile, unit_rows, wilson
 
 
 def test_groups_that_share_an_image_are_one() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitcli.commands.profile import machine
 from vitcli.commands.profile import measure as session
+from vitcli.commands.profile import memory
 
 
 def here(make_step, *arguments, keeps=False):
     step = make_step(*arguments)
     if not keeps:
         step()
-    return machine.peak_memory(step, torch.device("cpu"))
+    return memory.peak_memory(step, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)

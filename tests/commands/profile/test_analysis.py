@@ -13,8 +13,7 @@ from tests.conftest import TINY
 from vitcli.build import build_encoder
 from vitcli.commands.params import analysis as components
 from vitcli.commands.params.analysis import model_costs
-from vitcli.commands.profile import machine
-from vitcli.commands.profile import measure as session_module
+from vitcli.commands.profile import measure
 from vitcli.commands.profile.analysis import (
     attend,
     largest_batches,
@@ -23,8 +22,8 @@ from vitcli.commands.profile.analysis import (
     verdict,
 )
 from vitcli.commands.profile.components import OTHER
-from vitcli.commands.profile.machine import peak_alone
 from vitcli.commands.profile.measure import Way, random_images, spread
+from vitcli.commands.profile.memory import peak_alone
 from vitcli.commands.profile.result import (
     Comparison,
     ComponentTime,
@@ -32,11 +31,11 @@ from vitcli.commands.profile.result import (
     ProfileSettings,
     WallTime,
 )
-from vitcli.config.load import resized_to
+from vitcli.config.request import resized_to
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.engines.engine import Engine, onednn_limits, prepare_engine
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 from vitcli.model import Model
 from vitcli.nn.attention import ExplicitAttention
 from vitcli.nn.encoder import attentions
@@ -154,14 +153,14 @@ def test_a_batch_that_cannot_fit_is_a_row_and_the_others_are_answered(tiny):
 
 
 def test_an_allocation_that_fails_is_a_row(tiny, monkeypatch):
-    real = session_module.random_images
+    real = measure.random_images
 
     def fails(model, batch):
         if batch == 3:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
         return real(model, batch)
 
-    monkeypatch.setattr(session_module, "random_images", fails)
+    monkeypatch.setattr(measure, "random_images", fails)
     runs = profile(tiny, ProfileSettings(batches=(3, 1), runs=1)).runs
     assert runs[0].error == "out of memory" and runs[1].wall_s is not None
 
@@ -170,7 +169,7 @@ def test_other_errors_are_not_taken_for_memory(tiny, monkeypatch):
     def fails(model, batch):
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(session_module, "random_images", fails)
+    monkeypatch.setattr(measure, "random_images", fails)
     with pytest.raises(RuntimeError, match="shapes"):
         profile(tiny, ProfileSettings(batches=(1,), runs=1))
 
@@ -178,8 +177,8 @@ def test_other_errors_are_not_taken_for_memory(tiny, monkeypatch):
 def test_the_yardstick_is_the_fastest_call_of_each_shape(monkeypatch):
     """A machine that is busy for one trial does not lower the rate."""
     now = [0.0]
-    monkeypatch.setattr(machine, "timed", lambda call, device: (call(), now[0])[1])
-    yard = machine.Yardstick([(4, 8), (8, 2)], 3, torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(measure, "timed", lambda call, device: (call(), now[0])[1])
+    yard = measure.Yardstick([(4, 8), (8, 2)], 3, torch.device("cpu"), torch.float32)
     for now[0] in (4.0, 1.0, 9.0):
         yard.trial()
     assert yard.gflops == pytest.approx(2 * 3 * (4 * 8 + 8 * 2) / 2.0 / 1e9)
@@ -188,9 +187,9 @@ def test_the_yardstick_is_the_fastest_call_of_each_shape(monkeypatch):
 @pytest.mark.parametrize("runs", [1, 7])
 def test_the_yardstick_is_tried_beside_every_step_and_five_times_at_least(tiny, monkeypatch, runs):
     tried: list[int] = []
-    trial = machine.Yardstick.trial
+    trial = measure.Yardstick.trial
     monkeypatch.setattr(
-        machine.Yardstick, "trial", lambda yard: (tried.append(yard.rows), trial(yard))
+        measure.Yardstick, "trial", lambda yard: (tried.append(yard.rows), trial(yard))
     )
     result = profile(tiny, batches=[2], runs=runs)
     assert tried == [2 * result.tokens] * max(runs, 5)

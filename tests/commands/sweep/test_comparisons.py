@@ -19,7 +19,7 @@ from vitcli.commands.sweep.report import compare_levels
 from vitcli.commands.sweep.result import Comparison, SweepGroup, SweepTrial
 from vitcli.commands.sweep.view import comparison_text
 from vitcli.errors import VitcliError
-from vitcli.measures import holm, paired_interval, power_of, seeds_needed, welch_interval
+from vitcli.stats import holm, paired_interval, power_of, seeds_needed, welch_interval
 
 
 def samples(seed: int, n: int, m: int) -> tuple[list[float], list[float]]:

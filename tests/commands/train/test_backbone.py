@@ -19,7 +19,7 @@ from vitcli.config.settings import Setting
 from vitcli.config.training import ShapesRun, TrainRequest
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import Shapes
+from vitcli.images.synthetic import Shapes
 
 timm = pytest.importorskip("timm")
 NAME = "test_efficientnet"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitcli.commands.train.optimization import (
+from vitcli.commands.train.data import (
     cut_box,
     mix,
     mix_batch,

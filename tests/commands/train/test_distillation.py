@@ -24,7 +24,7 @@ from vitcli.commands.train.start import World, load_teacher, start_encoder
 from vitcli.config.schema import PreprocessConfig
 from vitcli.config.training import TrainConfig
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import Shapes
+from vitcli.images.synthetic import Shapes
 
 CPU = torch.device("cpu")
 CLASSES = ("circle", "square", "triangle", "cross")

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tests.commands.train.runs import TINY, request, run
 from tests.conftest import randomize, tiny_config
 from vitcli.build import build_encoder
-from vitcli.checkpoints.load import save_snapshot
+from vitcli.checkpoints.weights import save_snapshot
 from vitcli.commands.train import analysis as train
 from vitcli.commands.train import run as run_room
 from vitcli.commands.train.start import map_outputs, start_encoder, with_classifier
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting
 from vitcli.config.training import LoraConfig, TrainConfig

@@ -41,7 +41,7 @@ from vitcli.checkpoints.preprocessing import (
 from vitcli.checkpoints.tower import tower_config
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 from vitcli.config.yaml import read_yaml
-from vitcli.measures import is_number
+from vitcli.stats import is_number
 
 LIBRARY = "timm"
 BLOCK = "blocks.{i}."

@@ -12,6 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitcli.commands.attention.reducers import (
+    FIELDS,
+    MASS_KINDS,
+    AttentionSamples,
+    attention_maps,
+    largest_entropies,
+    observe_attention,
+    parse_blocks,
+    patch_index,
+    query_slice,
+    token_groups,
+)
 from vitcli.commands.attention.result import (
     OUTLIER_CUT,
     AttentionResult,
@@ -24,25 +36,21 @@ from vitcli.commands.attention.result import (
     OutlierCut,
     SeenImage,
 )
-from vitcli.commands.attention.weights import (
-    FIELDS,
-    MASS_KINDS,
-    AttentionSamples,
-    attention_maps,
-    largest_entropies,
-    observe_attention,
-    parse_blocks,
-    patch_index,
-    query_slice,
-    token_groups,
-)
 from vitcli.errors import VitcliError
-from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import margin_color, patch_box
 from vitcli.loading import as_model, load_model
-from vitcli.measures import CONFIDENCE, mean_interval
-from vitcli.model import Model, Prepared, covered_box, image_batches, stacked
+from vitcli.model import (
+    Color,
+    Model,
+    Pictures,
+    Prepared,
+    covered_box,
+    image_batches,
+    picture_list,
+    stacked,
+)
 from vitcli.results import QUIET, RANDOM_WEIGHTS, FailedImage, Progress
+from vitcli.stats import CONFIDENCE, mean_interval
 
 Watch = Callable[[Model, Sequence[Prepared], Tensor], None]
 """Called with each batch after its statistics, for example to draw maps, while its encoder and its

@@ -20,9 +20,9 @@ from vitcli.ui.options import (
     Output,
     Without,
     grouped,
+    option,
     parse_color,
 )
-from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:
     from vitcli.model import Model
@@ -127,7 +127,7 @@ def attn_entropy(
     color, cut = parse_color(background), OutlierCut.parse(outlier_cut)
 
     with status("loading torch"):
-        from vitcli.checkpoints.load import report_line
+        from vitcli.checkpoints.weights import report_line
         from vitcli.commands.attention import analysis
         from vitcli.loading import load_model
 

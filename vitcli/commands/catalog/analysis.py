@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vitcli.commands.params.analysis import model_costs
-from vitcli.config.load import load_config, preset_names
+from vitcli.config.request import load_config, preset_names
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.results import Result

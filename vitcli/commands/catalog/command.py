@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from vitcli.ui.completion import complete, complete_presets
 from vitcli.ui.console import TIGHT, exact, fitted, remove_column, show, stream, table
 from vitcli.ui.options import Output, grouped
-from vitcli.ui.parameters import complete, complete_presets
 
 if TYPE_CHECKING:
     from vitcli.commands.catalog.analysis import FamiliesResult, PresetsResult

@@ -28,13 +28,23 @@ from vitcli.commands.compare.similarity import (
 )
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError, check_choice
-from vitcli.images.pool import Color, Picture, Pictures, picture_list
 from vitcli.loading import as_model
-from vitcli.measures import all_finite, student_quantile
-from vitcli.model import Model, Prepared, covered_box, image_batches, model_info, stacked
+from vitcli.model import (
+    Color,
+    Model,
+    Picture,
+    Pictures,
+    Prepared,
+    covered_box,
+    image_batches,
+    model_info,
+    picture_list,
+    stacked,
+)
 from vitcli.nn.attention import Grid
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
+from vitcli.stats import all_finite, student_quantile
 
 IMAGES_FOR_CKA = 16
 """From this number of images on, examples are images; with fewer they are patches."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitcli.commands.compare.result import EXAMPLES
-from vitcli.config.load import (
+from vitcli.config.request import (
     ModelRequest,
     checkpoint_of,
     is_architecture,
@@ -20,6 +20,7 @@ from vitcli.config.load import (
 )
 from vitcli.config.settings import nearest, parse_setting
 from vitcli.errors import VitcliError, check_choice
+from vitcli.ui.completion import complete_names
 from vitcli.ui.console import progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
 from vitcli.ui.options import (
@@ -36,9 +37,9 @@ from vitcli.ui.options import (
     grouped,
     load_all,
     model_option,
+    option,
     parse_color,
 )
-from vitcli.ui.parameters import complete_names, option
 
 SET_ONE = "Set a config key of {} only; encoder.image_size is its input size. Repeatable."
 

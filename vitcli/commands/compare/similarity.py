@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitcli.images.preprocess import Box
-from vitcli.measures import largest, largest_difference
 from vitcli.nn.attention import Grid
+from vitcli.stats import largest, largest_difference
 
 MIN_EXAMPLES = 4
 """The unbiased estimator divides by n - 3."""

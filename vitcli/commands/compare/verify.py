@@ -13,19 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitcli.commands.compare.result import Checked, VerifyResult
-from vitcli.config.load import checkpoint_of
+from vitcli.config.request import checkpoint_of
 from vitcli.engines.backbone import Backbone
 from vitcli.engines.engine import timed
 from vitcli.engines.reference import open_reference
 from vitcli.errors import VitcliError
 from vitcli.images.decode import ImageError
-from vitcli.images.pool import Pictures, picture_list, read_picture
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 from vitcli.loading import load
-from vitcli.measures import all_finite, largest_difference
-from vitcli.model import Model, model_info, picture_name
+from vitcli.model import Model, Pictures, model_info, picture_list, picture_name, read_picture
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
+from vitcli.stats import all_finite, largest_difference
 
 FLOAT32_PARTS = 1e-6
 """Where the library computes RoPE, RMSNorm or a resized table in float32 whatever the dtype."""

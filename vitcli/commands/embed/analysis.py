@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitcli import __version__
-from vitcli.checkpoints.load import weights_digest
-from vitcli.commands.embed.encoder import Column, PartEncoder, checked, failure, row_bytes
 from vitcli.commands.embed.inputs import Listing, SeenFolders, write_inputs
-from vitcli.commands.embed.job import Job, begin, only_writer
+from vitcli.commands.embed.job import Job, begin, only_writer, settings
 from vitcli.commands.embed.parts import OK, PartError, Rows, check_format
 from vitcli.commands.embed.result import (
-    IDENTITY,
     FailureCount,
     FolderOptions,
     FolderResult,
@@ -31,11 +26,12 @@ from vitcli.commands.embed.result import (
     parse_shard,
     remembered,
 )
+from vitcli.commands.embed.rows import Column, PartEncoder, checked, failure, row_bytes
 from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError, check_choice
 from vitcli.files import printable
-from vitcli.images.pool import DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import Entry
+from vitcli.images.workers import DecodePool, DecodeWork, available_cpus
 from vitcli.loading import as_model
 from vitcli.model import Model, model_info
 from vitcli.results import QUIET, FailedImage, Progress
@@ -276,25 +272,6 @@ def begin_job(
 
 
 _LARGE_BYTES = 2**30
-
-
-def settings(model: Model, options: FolderOptions, arrays: Sequence[Column]) -> dict[str, Any]:
-    """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
-    chosen = {
-        "version": __version__,
-        "model": model.name,
-        "config": model.config.encoder.model_dump(mode="json"),
-        "weights": model.weights,
-        "weights_sha256": weights_digest(model.encoder),
-        "preprocess": model.preprocessing.model_dump(mode="json"),
-        "device": model.device.type,
-        "dtype": model.dtype_name,
-        "engine": model.engine,
-        **{key: asdict(options)[key] for key in IDENTITY},
-        "columns": arrays,
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(chosen))
-    return plain
 
 
 def unfinished(

@@ -16,7 +16,7 @@ from vitcli.config.settings import parse_layers
 from vitcli.engines import AUTO
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, data_size, filled_page, printable
-from vitcli.measures import MOST_POINTS, Plane, check_projection
+from vitcli.stats import MOST_POINTS, Plane, check_projection
 from vitcli.ui.console import (
     FORMATS,
     chosen_form,
@@ -52,11 +52,12 @@ from vitcli.ui.options import (
     PrintConfigOption,
     ProjectionOption,
     Without,
+    grouped,
     known_engine,
     load_all,
+    option,
     parse_color,
 )
-from vitcli.ui.parameters import grouped, option
 
 Defaults = FolderOptions
 

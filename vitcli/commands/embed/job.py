@@ -19,20 +19,22 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitcli.checkpoints.load import weights_digest
+from vitcli import __version__
+from vitcli.checkpoints.weights import weights_digest
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
-from vitcli.commands.embed.result import Checksums, Manifest, recalled
+from vitcli.commands.embed.result import Checksums, FolderOptions, Manifest, recalled
+from vitcli.commands.embed.rows import Column
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, as_new, atomic_write, lock, printable, sha256, try_lock
 from vitcli.images.folders import read_layout
-from vitcli.images.pool import decode_within, read_picture
 from vitcli.images.preprocess import small_jpeg
 from vitcli.images.sources import Entry
+from vitcli.images.workers import decode_within
 from vitcli.loading import load_model
-from vitcli.measures import Plane, evenly, plane
-from vitcli.model import Model
+from vitcli.model import Model, read_picture
+from vitcli.stats import Plane, evenly, plane
 
 MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
@@ -43,6 +45,11 @@ _LEFT = re.compile(
     r"|\.(inputs|manifest)\.[a-z0-9_]{8}(\.jsonl|\.part)?"
 )
 """What a killed run leaves: the names of `files.atomic_write` and of `tempfile`, no others'."""
+IDENTITY = (
+    *("kind", "layers", "format", "vector_dtype", "norms", "part_rows", "batch"),
+    *("background", "max_pixels", "min_side"),
+)
+"""The options that decide the vectors and how they lie."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,25 @@ class Job:
 def _checksums(folder: Path) -> Checksums:
     path = folder / CHECKSUMS
     return read_json(path, Checksums) if path.exists() else {}
+
+
+def settings(model: Model, options: FolderOptions, arrays: Sequence[Column]) -> dict[str, Any]:
+    """What decides the vectors and how they lie: the identity of a job, as plain JSON."""
+    chosen = {
+        "version": __version__,
+        "model": model.name,
+        "config": model.config.encoder.model_dump(mode="json"),
+        "weights": model.weights,
+        "weights_sha256": weights_digest(model.encoder),
+        "preprocess": model.preprocessing.model_dump(mode="json"),
+        "device": model.device.type,
+        "dtype": model.dtype_name,
+        "engine": model.engine,
+        **{key: dataclasses.asdict(options)[key] for key in IDENTITY},
+        "columns": arrays,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(chosen))
+    return plain
 
 
 def begin(

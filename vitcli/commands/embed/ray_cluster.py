@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from vitcli.checkpoints.load import weights_digest
+from vitcli.checkpoints.weights import weights_digest
 from vitcli.commands.embed.analysis import Share, Work, decode_pool, partial_rows
-from vitcli.commands.embed.encoder import PartEncoder
 from vitcli.commands.embed.job import Job
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions, recalled, remembered
+from vitcli.commands.embed.rows import PartEncoder
 from vitcli.errors import VitcliError, install_extra
 from vitcli.images.sources import Entry
 from vitcli.loading import load_model

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitcli.config.load import ModelRequest, split_library
+from vitcli.config.request import ModelRequest, split_library
 from vitcli.config.settings import Setting
 from vitcli.errors import VitcliError
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
@@ -20,7 +20,7 @@ PART_BYTES = 2**28
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """How a job is done. What IDENTITY names must not change while the job lasts."""
+    """How a job is done. What `job.IDENTITY` names must not change while the job lasts."""
 
     kind: str = "pooled"
     """Kinds of vectors with commas: pooled, output, cls, dist, register, patch."""
@@ -71,12 +71,6 @@ class FolderOptions:
             kind if layer is None else f"{kind}_layer_{layer}": (kind, layer)
             for kind, layer in pairs
         }
-
-
-IDENTITY = (
-    *("kind", "layers", "format", "vector_dtype", "norms", "part_rows", "batch"),
-    *("background", "max_pixels", "min_side"),
-)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.attention.weights import patch_index
+from vitcli.commands.attention.reducers import patch_index
 from vitcli.commands.encode.result import (
     EncodedImage,
     EncodeResult,
@@ -24,21 +24,23 @@ from vitcli.commands.encode.result import (
     describe,
 )
 from vitcli.errors import VitcliError
-from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, patch_box
 from vitcli.loading import as_model
-from vitcli.measures import all_finite
 from vitcli.model import (
+    Color,
     Model,
+    Pictures,
     Prepared,
     covered_box,
     image_batches,
     layer_index,
     model_info,
+    picture_list,
     stacked,
 )
 from vitcli.nn.encoder import EncoderOutput, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, Progress
+from vitcli.stats import all_finite
 
 Around = Callable[[Model, Sequence[Prepared]], AbstractContextManager[None]]
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from vitcli.config.load import REFERENCE
+from vitcli.config.request import REFERENCE
 from vitcli.engines import AUTO, check_engine
 from vitcli.errors import VitcliError
 from vitcli.files import is_folder
@@ -27,9 +27,9 @@ from vitcli.ui.options import (
     grouped,
     known_engine,
     load_all,
+    option,
     parse_color,
 )
-from vitcli.ui.parameters import option
 
 
 @grouped

@@ -22,25 +22,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitcli.commands.attention.weights import Rollout
+from vitcli.commands.attention.reducers import Rollout
 from vitcli.commands.encode.analysis import PrincipalColors, not_finite
 from vitcli.errors import VitcliError
 from vitcli.files import atomic_write, check_output, data_size, filled_page
-from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box, small_jpeg
 from vitcli.loading import as_model
-from vitcli.measures import all_finite
 from vitcli.model import (
+    Color,
     Model,
+    Pictures,
     Prepared,
     covered_box,
     image_batches,
     layer_index,
     model_info,
+    picture_list,
     stacked,
 )
 from vitcli.nn.encoder import Observer, explicit_attention, hooked, layer_points
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
+from vitcli.stats import all_finite
 
 
 @dataclass(frozen=True)

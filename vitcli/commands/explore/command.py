@@ -36,9 +36,9 @@ from vitcli.ui.options import (
     Without,
     grouped,
     load_all,
+    option,
     parse_color,
 )
-from vitcli.ui.parameters import option
 
 if TYPE_CHECKING:
     from vitcli.commands.explore.analysis import ExploreResult
@@ -230,7 +230,7 @@ def _photo(path: str, box: tuple[float, float, float, float]) -> tuple[Any, Any]
     """The picture's pixels, small, and the box in them; white where it is not a file."""
     import numpy as np
 
-    from vitcli.images.pool import read_picture
+    from vitcli.model import read_picture
 
     if not Path(path).is_file():
         left, top, right, bottom = box

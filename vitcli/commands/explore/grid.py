@@ -17,11 +17,19 @@ from torch import Tensor
 from vitcli.commands.encode.analysis import PrincipalColors, not_finite
 from vitcli.commands.explore.analysis import Source, choose_layers, models_of, read_images
 from vitcli.errors import VitcliError
-from vitcli.images.pool import Color, Pictures, picture_list
 from vitcli.images.preprocess import Box
-from vitcli.measures import all_finite
-from vitcli.model import Model, Prepared, covered_box, model_info, stacked
+from vitcli.model import (
+    Color,
+    Model,
+    Pictures,
+    Prepared,
+    covered_box,
+    model_info,
+    picture_list,
+    stacked,
+)
 from vitcli.results import QUIET, FailedImage, ModelInfo, Progress, Result
+from vitcli.stats import all_finite
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from vitcli.checkpoints.load import WEIGHTS_FILE, save_snapshot
+from vitcli.checkpoints.weights import WEIGHTS_FILE, save_snapshot
 from vitcli.commands.profile.measure import random_images
 from vitcli.engines import OPSET, OPSETS
 from vitcli.engines.engine import Engine, largest_error
@@ -18,9 +18,9 @@ from vitcli.engines.onnx_graph import build_graph, open_session, require, write_
 from vitcli.errors import VitcliError
 from vitcli.files import check_output, sha256
 from vitcli.loading import as_model
-from vitcli.measures import largest
 from vitcli.model import Model, model_info
 from vitcli.results import LoadReport, ModelInfo, Result
+from vitcli.stats import largest
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,20 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.settings import parse_setting
 from vitcli.engines import OPSET, OPSETS
 from vitcli.files import check_output, data_size
 from vitcli.ui.console import note, show, status, table
-from vitcli.ui.options import ModelOptions, Output, PrefixOption, WhichOption, grouped, load_all
-from vitcli.ui.parameters import option
+from vitcli.ui.options import (
+    ModelOptions,
+    Output,
+    PrefixOption,
+    WhichOption,
+    grouped,
+    load_all,
+    option,
+)
 
 if TYPE_CHECKING:
     from vitcli.commands.export.analysis import ConvertResult, ExportResult
@@ -99,7 +106,7 @@ def convert(
         prefix=prefix,
     )
     with status("converting"):
-        from vitcli.checkpoints.load import report_line
+        from vitcli.checkpoints.weights import report_line
         from vitcli.commands.export.analysis import convert as analysis
         from vitcli.loading import load_model
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from vitcli.commands.embed.encoder import forward
 from vitcli.commands.embed.job import (
     iterate_entries,
     iterate_parts,
@@ -26,16 +25,16 @@ from vitcli.commands.embed.job import (
 )
 from vitcli.commands.embed.parts import OK, Rows
 from vitcli.commands.embed.result import FolderOptions
+from vitcli.commands.embed.rows import forward
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images.decode import ImageError
 from vitcli.images.folders import read_layout
-from vitcli.images.pool import Picture, read_picture
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import Entry
-from vitcli.measures import unit_rows
-from vitcli.model import Model
+from vitcli.model import Model, Picture, read_picture
 from vitcli.results import Result
+from vitcli.stats import unit_rows
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vitcli.config.attention import ATTENTIONS, QK_NORMS, QKV_BIASES
-from vitcli.config.attention import POSITIONS as POSITION_SPECS
-from vitcli.config.load import DTYPES, ModelRequest, check_grid, load_config, split_library
+from vitcli.config.attention_variants import ATTENTIONS, QK_NORMS, QKV_BIASES
+from vitcli.config.attention_variants import POSITIONS as POSITION_SPECS
+from vitcli.config.request import DTYPES, ModelRequest, check_grid, load_config, split_library
 from vitcli.config.schema import EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.variants import HEADS, MLPS, POOLINGS, Cost, linear_cost
 from vitcli.config.variants import NORMS as NORM_SPECS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from vitcli.config.load import ModelRequest, load_config
+from vitcli.config.request import ModelRequest, load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.ui.figures import Plot, finish
@@ -46,7 +46,7 @@ def params(
       vitcli params --preset timm:resnet50 --preset timm:convnext_tiny
     """
     from vitcli.commands.params.analysis import params as analysis
-    from vitcli.config.load import config_yaml
+    from vitcli.config.request import config_yaml
     from vitcli.ui.console import answer_text, answer_width
     from vitcli.ui.figures import check_figure_file
 
@@ -84,7 +84,7 @@ def _config(request: ModelRequest) -> tuple[ModelConfig, ModelConfig | Model]:
     if request.weights is None:
         config = load_config(ModelConfig, request.preset, request.config_file, request.settings)
         return config, config
-    from vitcli.checkpoints.load import report_line
+    from vitcli.checkpoints.weights import report_line
     from vitcli.commands.params.analysis import with_known_size
     from vitcli.loading import plan_model
     from vitcli.ui.console import note

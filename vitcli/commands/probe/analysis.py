@@ -33,7 +33,7 @@ from vitcli.commands.probe.labeled import (
 )
 from vitcli.commands.probe.result import AgreementResult, Cost, ProbeResult, RankingResult
 from vitcli.commands.probe.scores import Trial, agreement, encoder_names
-from vitcli.commands.profile.machine import peak_memory
+from vitcli.commands.profile.memory import peak_memory
 from vitcli.config.settings import parse_layers
 from vitcli.engines.backbone import macs_per_image
 from vitcli.engines.engine import timed
@@ -45,9 +45,9 @@ from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
 from vitcli.images.sources import recognized
 from vitcli.loading import as_model
-from vitcli.measures import Plane, evenly, plane
 from vitcli.model import Model
 from vitcli.results import QUIET, Progress
+from vitcli.stats import Plane, evenly, plane
 
 Source = Model | str | os.PathLike[str]
 

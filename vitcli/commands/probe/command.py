@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitcli.commands.embed.command import draw_plane
-from vitcli.config.load import REFERENCE, ModelRequest
+from vitcli.config.request import REFERENCE, ModelRequest
 from vitcli.errors import VitcliError
-from vitcli.measures import check_projection
+from vitcli.stats import check_projection
 from vitcli.ui.console import note, progress, status, warn
 from vitcli.ui.figures import PAGES, Plot, check_figure_file, draw, finish
 from vitcli.ui.options import (

@@ -17,14 +17,7 @@ import torch
 from vitcli.commands.compare.similarity import MinibatchCka, centered_gram
 from vitcli.commands.probe.result import Difference
 from vitcli.errors import VitcliError, install_extra
-from vitcli.measures import (
-    CONFIDENCE,
-    mcnemar,
-    student_p,
-    student_quantile,
-    unit_rows,
-    wilson,
-)
+from vitcli.stats import CONFIDENCE, mcnemar, student_p, student_quantile, unit_rows, wilson
 
 TEMPERATURE = 0.07
 """A neighbor votes with exp(cosine / 0.07), as in DINO (Caron et al. 2021, appendix F)."""

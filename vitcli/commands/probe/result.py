@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vitcli.measures import Plane
 from vitcli.results import Result
+from vitcli.stats import Plane
 
 
 @dataclass(frozen=True)

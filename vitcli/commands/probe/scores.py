@@ -28,7 +28,7 @@ from vitcli.commands.probe.result import (
 )
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.measures import CONFIDENCE, holm, mean_interval, too_few, wilson
+from vitcli.stats import CONFIDENCE, holm, mean_interval, too_few, wilson
 
 FEW_IMAGES = 5000
 """Up to this number of images cross-validation has SEEDS split seeds, above it two."""

@@ -22,8 +22,7 @@ from vitcli.commands.params.analysis import (
     QKV,
     component_costs,
 )
-from vitcli.commands.profile.machine import describe_machine
-from vitcli.commands.profile.measure import Session, Way, random_images
+from vitcli.commands.profile.measure import Session, Way, describe_machine, random_images
 from vitcli.commands.profile.result import (
     Comparison,
     EngineInfo,
@@ -33,20 +32,19 @@ from vitcli.commands.profile.result import (
     ProfileRun,
     ProfileSettings,
 )
-from vitcli.config.load import REFERENCE
+from vitcli.config.request import REFERENCE
 from vitcli.config.schema import EncoderConfig
 from vitcli.engines import ENGINES
 from vitcli.engines.engine import Engine, default_engine, largest_error, prepare_engine
 from vitcli.engines.reference import LibraryEncoder, open_reference
 from vitcli.errors import VitcliError
-from vitcli.images.pool import Pictures, picture_list
-from vitcli.images.shapes import synthetic_image
+from vitcli.images.synthetic import synthetic_image
 from vitcli.loading import as_model, load_model
-from vitcli.measures import largest_difference
-from vitcli.model import Model, model_info
+from vitcli.model import Model, Pictures, model_info, picture_list
 from vitcli.nn.attention import ATTENDS, ChannelAttention, ExplicitAttention
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 from vitcli.results import QUIET, Progress
+from vitcli.stats import largest_difference
 
 
 def profile(

@@ -6,14 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from vitcli.config.load import REFERENCE
+from vitcli.config.request import REFERENCE
 from vitcli.engines import ENGINES
 from vitcli.errors import VitcliError
 from vitcli.files import check_output
 from vitcli.ui.console import note, progress
 from vitcli.ui.figures import Plot, check_figure_file, finish
-from vitcli.ui.options import ModelOptions, Output, PrintConfigOption, Without, grouped, load_all
-from vitcli.ui.parameters import option
+from vitcli.ui.options import (
+    ModelOptions,
+    Output,
+    PrintConfigOption,
+    Without,
+    grouped,
+    load_all,
+    option,
+)
 
 BATCHES = (1, 8, 64)
 

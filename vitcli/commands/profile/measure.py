@@ -1,35 +1,46 @@
-"""Measurement of one batch size after another."""
+"""Measurement of one batch size after another, on a machine that is described by its own speed."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitcli.commands.params.analysis import ComponentCost, component_costs
 from vitcli.commands.profile.components import component_table, operator_table, record, write_trace
-from vitcli.commands.profile.machine import (
-    Yardstick,
+from vitcli.commands.profile.memory import (
     available_memory,
-    gemm_shapes,
     is_out_of_memory,
     least_memory,
     peak_alone,
     peak_memory,
     return_freed_memory,
 )
-from vitcli.commands.profile.result import Comparison, ProfileRun, ProfileSettings, WallTime
+from vitcli.commands.profile.result import (
+    Comparison,
+    Machine,
+    ProfileRun,
+    ProfileSettings,
+    WallTime,
+)
 from vitcli.engines import ENGINES
 from vitcli.engines.backbone import macs_per_image
 from vitcli.engines.engine import Engine, prepare_engine, timed
+from vitcli.engines.pytorch import ONEDNN, onednn_linear
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
 from vitcli.model import Model
-from vitcli.nn.attention import FusedAttention
+from vitcli.nn.attention import FusedAttention, QueryValueBiasLinear
 from vitcli.nn.encoder import EncoderOutput, VisionEncoder, attentions
 from vitcli.results import Progress
 
@@ -38,6 +49,87 @@ FEWEST_RUNS, MOST_RUNS, ENOUGH_S = 5, 30, 15.0
 RECORDED_S, MOST_RECORDED = 2.0, 10
 """Steps under the profiler: as many as fit in 2 s, one to ten."""
 GIB = 2**30
+
+
+def describe_machine(device: torch.device, dtype: torch.dtype, engines: dict[str, str]) -> Machine:
+    """This machine as every result names it."""
+    on_cuda = device.type == "cuda"
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        processor=_processor(),
+        device=torch.cuda.get_device_name(device) if on_cuda else device.type,
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        dtype=str(dtype).removeprefix("torch."),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        engines=engines,
+    )
+
+
+def _processor() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def gemm_shapes(encoder: VisionEncoder) -> list[tuple[int, int]]:
+    """(in, out) of each matrix product with weights in one block."""
+    return [
+        (module.weight.shape[1], module.weight.shape[0])
+        for module in encoder.vit.blocks[0].modules()
+        if isinstance(module, nn.Linear | QueryValueBiasLinear)
+    ]
+
+
+class Yardstick:
+    """The rate at which this machine multiplies (rows, in) by (in, out), over all shapes.
+
+    Shape by shape the fastest call of the fastest kernel counts: torch's own choice, a product
+    without bias, and on a CPU oneDNN's, which torch has beside MKL. Trials are taken in turn with
+    what is measured by it, so that a machine that is busy for a while slows neither alone.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, int]], rows: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.shapes, self.rows, self.device = shapes, rows, device
+        self.best = [math.inf] * len(shapes)
+        kernels: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
+            F.linear,
+            lambda x, weight, bias: x @ weight.T,
+        ]
+        if ONEDNN is not None and device.type == "cpu" and dtype != torch.float64:
+            kernels.append(onednn_linear)
+        widest = max(width for width, _ in shapes)
+        values = torch.randn(rows * widest, device=device, dtype=dtype)  # shared by the shapes
+        self._calls: list[list[Callable[[], Tensor]]] = []
+        for width, out in shapes:
+            x = values[: rows * width].view(rows, width)
+            weight = torch.randn(out, width, device=device, dtype=dtype)
+            bias = torch.zeros(out, device=device, dtype=dtype)
+            calls: list[Callable[[], Tensor]] = []
+            for kernel in kernels:
+                with suppress(RuntimeError):  # a kernel that does not take this dtype
+                    kernel(x, weight, bias)
+                    calls.append(partial(kernel, x, weight, bias))
+            self._calls.append(calls)
+
+    @torch.inference_mode()
+    def trial(self) -> None:
+        """Each kernel of each shape once more."""
+        for index, calls in enumerate(self._calls):
+            seconds = [timed(call, self.device) for call in calls]
+            self.best[index] = min(self.best[index], *seconds)
+
+    @property
+    def gflops(self) -> float:
+        operations = sum(2 * self.rows * width * out for width, out in self.shapes)
+        return operations / sum(self.best) / 1e9
 
 
 def random_images(model: Model, batch: int) -> Tensor:

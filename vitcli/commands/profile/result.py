@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from vitcli.config.attention import AttendKind
-from vitcli.config.load import DTYPES
+from vitcli.config.attention_variants import AttendKind
+from vitcli.config.request import DTYPES
 from vitcli.engines import check_engine
 from vitcli.errors import VitcliError, check_choice
 from vitcli.results import ModelInfo, Result

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitcli.errors import VitcliError, check_choice
+from vitcli.ui.completion import complete_names
 from vitcli.ui.console import note, plural, warn
 from vitcli.ui.console import show as answer_with
 from vitcli.ui.figures import Plot, check_figure_file, draw
-from vitcli.ui.options import Output, grouped
-from vitcli.ui.parameters import complete_names, option
+from vitcli.ui.options import Output, grouped, option
 
 if TYPE_CHECKING:
     from vitcli.commands.sweep.result import SweepReport

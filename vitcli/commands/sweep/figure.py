@@ -13,7 +13,7 @@ from typing import Any
 from vitcli.commands.sweep.result import Spread, SweepGroup, SweepReport, last_word
 from vitcli.commands.sweep.view import text
 from vitcli.errors import VitcliError, check_choice
-from vitcli.measures import is_number
+from vitcli.stats import is_number
 from vitcli.ui.figures import (
     PAGE,
     POINTS,

@@ -34,14 +34,7 @@ from vitcli.commands.sweep.trials import Results, expand, read_trial, trial_of
 from vitcli.config.settings import nearest
 from vitcli.config.yaml import parse_value
 from vitcli.errors import VitcliError, install_extra
-from vitcli.measures import (
-    CONFIDENCE,
-    holm,
-    is_number,
-    paired_interval,
-    seeds_needed,
-    welch_interval,
-)
+from vitcli.stats import CONFIDENCE, holm, is_number, paired_interval, seeds_needed, welch_interval
 
 OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,

@@ -20,7 +20,7 @@ import typer
 from pydantic import Field, PositiveInt
 
 from vitcli.commands import COMMANDS, command_function
-from vitcli.config.load import load_config
+from vitcli.config.request import load_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Setting, known_keys
 from vitcli.config.training import ImagesRun, ShapesRun

@@ -29,7 +29,7 @@ from vitcli.commands.sweep.storage import masked_url
 from vitcli.config.yaml import checked, dump_yaml, lookup, parse_yaml, read_json, read_yaml
 from vitcli.errors import VitcliError
 from vitcli.files import Lock, atomic_write, is_held, lock, try_lock
-from vitcli.measures import is_number
+from vitcli.stats import is_number
 
 MOST_TRIALS = 100_000
 """More are counted, not listed."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vitcli.commands.train.data import ImagesSource, ShapesSource
-from vitcli.commands.train.inputs import read_inputs
 from vitcli.commands.train.result import TrainResult
 from vitcli.commands.train.run import Run, run
 from vitcli.commands.train.snapshots import RunDirectory
+from vitcli.commands.train.splits import read_inputs
 from vitcli.commands.train.start import with_classifier
-from vitcli.config.load import resized_to
+from vitcli.config.request import resized_to
 from vitcli.config.settings import named_settings
 from vitcli.config.training import (
     ImagesRun,
@@ -21,7 +21,7 @@ from vitcli.config.training import (
     launched,
 )
 from vitcli.errors import VitcliError
-from vitcli.images.shapes import Shapes
+from vitcli.images.synthetic import Shapes
 from vitcli.loading import load_model
 from vitcli.model import Model
 from vitcli.results import QUIET, Progress

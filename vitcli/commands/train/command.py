@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitcli.config.load import config_yaml, registers_setting
+from vitcli.config.request import config_yaml, registers_setting
 from vitcli.config.schema import InitScheme
 from vitcli.config.settings import Setting
 from vitcli.config.training import (
@@ -206,7 +206,7 @@ def execute(
     if print_config:
         return answer_text(config_yaml(config))
     if show_data:
-        from vitcli.images.shapes import draw_sheet
+        from vitcli.images.synthetic import draw_sheet
 
         draw_sheet(analysis.shapes_of(config), show_data)
         return note(f"drew {show_data}")

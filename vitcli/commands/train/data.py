@@ -1,4 +1,5 @@
-"""The batches of a run by step, so that it resumes from any of them: shapes, or images on disk.
+"""The batches of a run by step, so that it resumes from any of them: shapes, or images on disk;
+how images are augmented and batches mixed.
 
 Images are read and augmented from seeds of their own: neither workers nor resuming change a batch.
 """
@@ -16,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
-from vitcli.commands.train.inputs import (
+from vitcli.commands.train.splits import (
     SMALL_SET,
     Inputs,
     assign,
@@ -31,13 +33,13 @@ from vitcli.commands.train.inputs import (
     unreadable,
 )
 from vitcli.config.schema import PreprocessConfig
-from vitcli.config.training import ImagesData, ImagesRun, TrainRequest
+from vitcli.config.training import ImagesData, ImagesRun, TrainConfig, TrainRequest
 from vitcli.errors import VitcliError, install_extra
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import read_folder
 from vitcli.images.preprocess import preprocess
-from vitcli.images.shapes import VALIDATION, Shapes
 from vitcli.images.sources import Entry, Items, content, published_sets, recognized
+from vitcli.images.synthetic import VALIDATION, Shapes
 from vitcli.results import QUIET, Progress
 
 Indices = Sequence[int] | NDArray[np.int64]
@@ -328,6 +330,66 @@ def read_image(item: Any) -> Image.Image:
     if item.code:
         raise ImageError("unreadable", f"{item.name}: {item.error}")
     return decode(content(item), name=item.name).image
+
+
+def swap_neighbors(x: Tensor) -> Tensor:
+    """(B, ...) with rows 2i and 2i + 1 exchanged; B is even."""
+    swapped: Tensor = x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    return swapped
+
+
+def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """(B) -> (B, K): one-hot rows moved by `smoothing` towards uniform; each sums to one."""
+    hot = F.one_hot(labels, classes).float()
+    return hot * (1 - smoothing) + smoothing / classes
+
+
+def mix(
+    images: Tensor, targets: Tensor, lam: float, box: tuple[int, int, int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """lam of each image and 1 - lam of its neighbor; within `box`, the neighbor's pixels.
+
+    images (B, C, height, width); targets (B, K); box (top, left, bottom, right) in pixels.
+    """
+    partners = swap_neighbors(images)
+    if box is None:
+        images = torch.lerp(partners, images, lam)
+    else:
+        top, left, bottom, right = box
+        images = images.clone()
+        images[:, :, top:bottom, left:right] = partners[:, :, top:bottom, left:right]
+        area = (bottom - top) * (right - left)
+        lam = 1 - area / (images.shape[-2] * images.shape[-1])  # what the clipped box left
+    return images, targets * lam + swap_neighbors(targets) * (1 - lam)
+
+
+def cut_box(
+    height: int, width: int, lam: float, random: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """A box of about 1 - lam of the image around a uniform center, clipped (Yun et al., eq. 2)."""
+    side = (1 - lam) ** 0.5
+    half = int(height * side) // 2, int(width * side) // 2
+    row, column = int(random.integers(height)), int(random.integers(width))
+    return (
+        max(row - half[0], 0),
+        max(column - half[1], 0),
+        min(row + half[0], height),
+        min(column + half[1], width),
+    )
+
+
+def mix_batch(
+    images: Tensor, targets: Tensor, train: TrainConfig, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Mixup or CutMix as the recipe says, drawn from the step's seed."""
+    if not (train.mixup or train.cutmix):
+        return images, targets
+    random = np.random.default_rng(seed)
+    cut = bool(train.cutmix) and (not train.mixup or random.random() < 0.5)
+    alpha = train.cutmix if cut else train.mixup
+    lam = float(random.beta(alpha, alpha))
+    box = cut_box(images.shape[-2], images.shape[-1], lam, random) if cut else None
+    return mix(images, targets, lam, box)
 
 
 def augmentation(

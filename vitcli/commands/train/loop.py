@@ -20,8 +20,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitcli.checkpoints.adapters import adapter_state, merged_state, write_peft
-from vitcli.commands.train.data import Batch, TrainingData, batch_indices, seed_device
-from vitcli.commands.train.inputs import derived_seed
+from vitcli.commands.train.data import (
+    Batch,
+    TrainingData,
+    batch_indices,
+    mix_batch,
+    seed_device,
+    soft_targets,
+)
 from vitcli.commands.train.optimization import (
     LINGERING,
     audit,
@@ -31,13 +37,12 @@ from vitcli.commands.train.optimization import (
     first_weights_share,
     learning_rate,
     make_optimizer,
-    mix_batch,
-    soft_targets,
     trained_names,
     warmup_steps,
 )
 from vitcli.commands.train.result import AuditRow, Outcome, Validation, step_facts, validation_line
 from vitcli.commands.train.snapshots import RunDirectory, Snapshot
+from vitcli.commands.train.splits import derived_seed
 from vitcli.commands.train.start import Stopped, Teacher, World, stop_signals
 from vitcli.config.training import TrainConfig
 from vitcli.engines.pytorch import not_compiled

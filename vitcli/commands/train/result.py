@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from vitcli.measures import above_chance, too_few, wilson
 from vitcli.results import FailedImage, Result
+from vitcli.stats import above_chance, too_few, wilson
 
 
 @dataclass(frozen=True)

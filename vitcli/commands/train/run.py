@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitcli.commands.train.data import ImagesSource, TrainingData
-from vitcli.commands.train.inputs import marked, write_inputs
 from vitcli.commands.train.loop import Trainer
 from vitcli.commands.train.optimization import learning_rate, warmup_steps
 from vitcli.commands.train.result import (
@@ -28,6 +27,7 @@ from vitcli.commands.train.result import (
     judge,
 )
 from vitcli.commands.train.snapshots import RunDirectory
+from vitcli.commands.train.splits import marked, write_inputs
 from vitcli.commands.train.start import (
     World,
     load_teacher,
@@ -37,17 +37,17 @@ from vitcli.commands.train.start import (
     started,
     world,
 )
-from vitcli.config.load import ModelRequest
+from vitcli.config.request import ModelRequest
 from vitcli.config.training import ImagesRun, ShapesRun, TrainConfig, TrainRequest
 from vitcli.config.yaml import dotted
 from vitcli.engines.timm_networks import TimmNetwork
 from vitcli.errors import VitcliError, install_extra
 from vitcli.files import atomic_write
 from vitcli.loading import load_model, pick_device
-from vitcli.measures import above_chance
 from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
 from vitcli.results import QUIET, FailedImage, Progress
+from vitcli.stats import above_chance
 
 CHANGEABLE = (
     *("train.snapshot_every", "train.snapshot_seconds", "train.log_every", "train.threads"),

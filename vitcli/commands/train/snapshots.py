@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitcli.commands.train.result import is_count, metrics_entry
-from vitcli.config.load import config_yaml, load_config, read_saved_config
+from vitcli.config.request import config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.yaml import dotted
 from vitcli.errors import VitcliError

@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import adapt_heads
-from vitcli.checkpoints.load import class_names, weights_digest
+from vitcli.checkpoints.weights import class_names, weights_digest
 from vitcli.commands.train.data import channels
-from vitcli.commands.train.inputs import derived_seed
-from vitcli.config.load import ModelRequest
+from vitcli.commands.train.splits import derived_seed
+from vitcli.config.request import ModelRequest
 from vitcli.config.schema import EncoderConfig, PreprocessConfig
 from vitcli.config.training import ImagesRun, ShapesRun, TrainConfig, launched
 from vitcli.config.variants import HEADS, POOLINGS
@@ -34,9 +34,9 @@ from vitcli.errors import VitcliError
 from vitcli.files import first_names
 from vitcli.images.folders import class_name, class_order
 from vitcli.loading import load_model
-from vitcli.measures import all_finite
 from vitcli.model import Model
 from vitcli.nn.encoder import VisionEncoder
+from vitcli.stats import all_finite
 
 SMALL = 5_000_000
 """Below this many parameters a second thread waits more than it works."""

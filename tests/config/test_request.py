@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vitcli.build import build_meta
-from vitcli.config.load import ModelRequest, config_yaml, load_config, read_saved_config
+from vitcli.config.request import ModelRequest, config_yaml, load_config, read_saved_config
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import known_keys, parse_setting
 from vitcli.config.training import ImagesRun

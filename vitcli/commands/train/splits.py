@@ -24,8 +24,8 @@ from vitcli.images.folders import (
     content_digest,
     content_mark,
 )
-from vitcli.images.pool import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.images.sources import EXAMPLE, Entry, content
+from vitcli.images.workers import Decoded, DecodePool, DecodeWork, available_cpus
 from vitcli.results import QUIET, Progress
 
 USED = ("train", "val", "test")

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from vitcli.config.settings import parse_layers
 from vitcli.engines.reference import LibraryEncoder
 from vitcli.errors import VitcliError
-from vitcli.measures import all_finite
 from vitcli.nn.attention import Grid, squared_distances
 from vitcli.nn.encoder import Observer, VisionEncoder, attentions, explicit_attention, hooked
+from vitcli.stats import all_finite
 
 ROWS_AT_ONCE = 2**24
 """Probabilities that may exist at once, B x N x N: 64 MiB in float32 and 128 MiB in float64."""

@@ -19,8 +19,8 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.config.variants import POOLINGS
 from vitcli.errors import VitcliError
 from vitcli.files import printable
-from vitcli.images.pool import Decoded
 from vitcli.images.preprocess import normalize
+from vitcli.images.workers import Decoded
 from vitcli.model import Model, layer_index
 from vitcli.nn.encoder import layer_points
 

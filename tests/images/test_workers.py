@@ -22,8 +22,8 @@ from vitcli.images import decode as decode_module
 from vitcli.images import folders
 from vitcli.images.decode import ImageError, decode
 from vitcli.images.folders import Walk
-from vitcli.images.pool import Decoded, DecodePool, DecodeWork, decode_within
 from vitcli.images.sources import Entry, ShardRequest
+from vitcli.images.workers import Decoded, DecodePool, DecodeWork, decode_within
 
 LONG_S = 600.0
 """For answers that come: no machine is that slow."""
@@ -219,10 +219,10 @@ def test_the_current_folder_is_never_searched_for_modules(tmp_path: Path) -> Non
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     program = (
         "import os, sys; os.chdir(sys.argv[1]); sys.path.insert(0, ''); "
-        "from vitcli.images.pool import decode_within; print(decode_within('a.png').width)"
+        "from vitcli.images.workers import decode_within; print(decode_within('a.png').width)"
     )
     # This process itself imports everything before it enters the folder.
-    program = f"import vitcli.images.pool; {program}"
+    program = f"import vitcli.images.workers; {program}"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
     )

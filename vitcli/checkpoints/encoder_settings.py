@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from vitcli.checkpoints.family import Family
 from vitcli.checkpoints.match import Match
 from vitcli.checkpoints.tower import tower_config
-from vitcli.config.attention import POSITIONS
-from vitcli.config.load import NAME_A_PRESET
+from vitcli.config.attention_variants import POSITIONS
+from vitcli.config.request import NAME_A_PRESET
 from vitcli.config.schema import ModelConfig
 from vitcli.config.settings import Layers, Setting, validate
 from vitcli.config.yaml import Size, as_tuple, dotted

@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.conftest import TINY, tiny_config, tiny_encoder
 from vitcli.build import build_encoder
 from vitcli.checkpoints.adapters import adapt_heads, adapters
-from vitcli.commands.attention import weights as attention
-from vitcli.commands.attention.weights import (
+from vitcli.commands.attention import reducers as attention
+from vitcli.commands.attention.reducers import (
     FIELDS,
     AttentionSamples,
     HeadReducer,
@@ -23,7 +23,7 @@ from vitcli.commands.attention.weights import (
     patch_index,
     row_entropy,
 )
-from vitcli.config.load import load_config, preset_names
+from vitcli.config.request import load_config, preset_names
 from vitcli.config.schema import EncoderConfig, ModelConfig
 from vitcli.errors import VitcliError
 from vitcli.nn.encoder import VisionEncoder, explicit_attention, hooked

@@ -38,18 +38,13 @@ from vitcli.config.schema import PreprocessConfig
 from vitcli.errors import VitcliError
 from vitcli.files import printable
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
-from vitcli.images.decode import DecodedImage, ImageError, decode, from_pillow, is_quick
+from vitcli.images.decode import DecodedImage, ImageError, decode
 from vitcli.images.preprocess import levels
 from vitcli.images.sources import Entry, content
 
 READY = "ready"
 _SHARED_BYTES = 64 * 2**20
 """Pixels that travel through shared memory; more than that goes through the pipe."""
-Picture = str | os.PathLike[str] | Image.Image | np.ndarray
-"""One image: a file's path, a Pillow image, or an array (H, W, 3) of 8-bit RGB."""
-Pictures = Picture | Iterable[Picture]
-"""One image or several."""
-Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -202,7 +197,7 @@ _START_S = 120.0
 _STARTS = 3
 _PROGRAM = (
     "import sys; pipe, memory, *sys.path = sys.argv[1:]; "
-    "from vitcli.images.pool import main; main(int(pipe), int(memory))"
+    "from vitcli.images.workers import main; main(int(pipe), int(memory))"
 )
 LEAN = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PILLOW_BLOCKS_MAX": "8"}
 """Nothing here is worth a thread for each core, or the address space of their stacks. Pillow keeps
@@ -382,43 +377,3 @@ def _death(exit_code: int | None) -> Decoded:
         name: Any = signal.Signals(-exit_code).name
         return Decoded(code="crashed", error=f"the decoder crashed ({name})")
     return Decoded(code="crashed", error=f"the decoding process ended with code {exit_code}")
-
-
-def picture_list(images: Pictures) -> list[Picture]:
-    """One image or several as a list: a string is one path, never its characters."""
-    if isinstance(images, str | os.PathLike | Image.Image):
-        return [images]
-    if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
-    return list(images) if isinstance(images, Iterable) else [images]
-
-
-def read_picture(picture: Picture, background: Color = (255, 255, 255)) -> DecodedImage:
-    """Upright RGB pixels of one image; transparency is composited on `background`.
-
-    A file whose header promises no quick decoding is decoded in a process of its own, within
-    `images.TIMEOUT_S` seconds and `images.MEMORY_BYTES`.
-
-    Raises:
-        VitcliError: another kind of object, or an array of another shape or type.
-        ImageError: a file that cannot be read.
-    """
-    if isinstance(picture, str | os.PathLike):
-        if is_quick(picture):
-            return decode(picture, background=background)
-        return decode_within(picture, background=background)
-    if isinstance(picture, Image.Image):
-        return from_pillow(picture, background=background)
-    if isinstance(picture, np.ndarray):
-        if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
-            raise VitcliError(
-                f"image array: cannot be read (got {picture.shape} {picture.dtype}, expected "
-                "(H, W, 3) uint8)",
-                "convert it to 8-bit RGB, or give the tensor that model.transform makes",
-            )
-        return from_pillow(Image.fromarray(np.ascontiguousarray(picture)))
-    raise VitcliError(
-        f"image: cannot be read (got {type(picture).__name__}, expected a path, a Pillow image or "
-        "an array (H, W, 3))",
-        "give one of these, or a list of them",
-    )

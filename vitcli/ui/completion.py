@@ -1,24 +1,19 @@
-"""From a command's parameters to its options: groups of them, and what a shell completes.
-
-A shell completes the values of options, by their names or metavars, and files.
-"""
+"""What a shell completes: the values of options, by their names or metavars, and files."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from vitcli.config.attention import TableResize
-from vitcli.config.load import DEFAULT_PRESET, DTYPES, load_config, preset_names
+from vitcli.config.attention_variants import TableResize
+from vitcli.config.request import DEFAULT_PRESET, DTYPES, load_config, preset_names
 from vitcli.config.schema import (
     FitKind,
     InitScheme,
@@ -28,11 +23,6 @@ from vitcli.config.schema import (
     PositionKind,
 )
 from vitcli.engines import AUTO, ENGINES
-
-
-def option(name: str, metavar: str | None = None, help: str | None = None, **how: Any) -> Any:
-    """A typer option as its line of the help: `--name METAVAR  help`."""
-    return typer.Option(name, metavar=metavar, help=help, **how)
 
 
 def complete(words: Iterable[str]) -> Callable[[str], Iterator[str]]:
@@ -132,62 +122,3 @@ def with_completion(hint: Any) -> None:
             if FILES_MEANT.search(info.metavar or ""):
                 other = complete_names(functools.partial(list, words)) if words else complete_files
             info.autocompletion = next(named, other)
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-@dataclasses.dataclass(frozen=True)
-class Without:
-    """In the annotation of a group: the options of it that a command does not take."""
-
-    names: tuple[str, ...]
-
-
-def _group(hint: Any) -> tuple[Any, set[str]]:
-    """The type of a parameter, and the options left out if it is a group."""
-    if get_origin(hint) is not Annotated:
-        return hint, set()
-    kind, *notes = get_args(hint)
-    return kind, {name for note in notes if isinstance(note, Without) for name in note.names}
-
-
-def grouped(function: Function) -> Function:
-    """Lets a command take option groups (dataclasses of annotated options) as parameters."""
-    hints = get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type, list[str]]] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        kind, without = _group(hints[parameter.name])
-        if not dataclasses.is_dataclass(kind):
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
-            continue
-        assert isinstance(kind, type)
-        annotations = get_type_hints(kind, include_extras=True)
-        fields = [f for f in dataclasses.fields(kind) if f.name not in without]
-        names = [f.name for f in fields]
-        groups[parameter.name] = (kind, names)
-        parameters += [
-            inspect.Parameter(
-                f.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=annotations[f.name],
-                default=f.default,
-            )
-            for f in fields
-        ]
-
-    @functools.wraps(function)
-    def command(**values: Any) -> Any:
-        built = {
-            name: kind(**{key: values.pop(key) for key in names})
-            for name, (kind, names) in groups.items()
-        }
-        return function(**values, **built)
-
-    for parameter in parameters:
-        with_completion(parameter.annotation)
-    flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in flat}
-    return command  # type: ignore[return-value]

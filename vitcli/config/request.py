@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitcli.config.attention import POSITIONS
+from vitcli.config.attention_variants import POSITIONS
 from vitcli.config.schema import FOLLOWS_IMAGE, EncoderConfig, ModelConfig, PreprocessConfig
 from vitcli.config.settings import Layers, Setting, nearest, shortened, validate
 from vitcli.config.variants import HEADS

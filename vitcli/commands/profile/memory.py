@@ -1,113 +1,21 @@
-"""This machine: its description, memory, and speed of matrix products."""
+"""The memory that a step takes at its peak, what there is, and what a step must need at least."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import os
 import pickle
-import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from vitcli.commands.profile.result import Machine
 from vitcli.config.schema import EncoderConfig
 from vitcli.config.variants import MLPS
-from vitcli.engines.engine import timed
-from vitcli.engines.pytorch import ONEDNN, onednn_linear
-from vitcli.nn.attention import QueryValueBiasLinear
-from vitcli.nn.encoder import VisionEncoder
-
-
-def describe_machine(device: torch.device, dtype: torch.dtype, engines: dict[str, str]) -> Machine:
-    """This machine as every result names it."""
-    on_cuda = device.type == "cuda"
-    return Machine(
-        system=f"{platform.system()} {platform.machine()}",
-        processor=_processor(),
-        device=torch.cuda.get_device_name(device) if on_cuda else device.type,
-        cores=os.cpu_count() or 1,
-        threads=torch.get_num_threads(),
-        dtype=str(dtype).removeprefix("torch."),
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        engines=engines,
-    )
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
-
-
-def gemm_shapes(encoder: VisionEncoder) -> list[tuple[int, int]]:
-    """(in, out) of each matrix product with weights in one block."""
-    return [
-        (module.weight.shape[1], module.weight.shape[0])
-        for module in encoder.vit.blocks[0].modules()
-        if isinstance(module, nn.Linear | QueryValueBiasLinear)
-    ]
-
-
-class Yardstick:
-    """The rate at which this machine multiplies (rows, in) by (in, out), over all shapes.
-
-    Shape by shape the fastest call of the fastest kernel counts: torch's own choice, a product
-    without bias, and on a CPU oneDNN's, which torch has beside MKL. Trials are taken in turn with
-    what is measured by it, so that a machine that is busy for a while slows neither alone.
-    """
-
-    def __init__(
-        self, shapes: Sequence[tuple[int, int]], rows: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.shapes, self.rows, self.device = shapes, rows, device
-        self.best = [math.inf] * len(shapes)
-        kernels: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
-            F.linear,
-            lambda x, weight, bias: x @ weight.T,
-        ]
-        if ONEDNN is not None and device.type == "cpu" and dtype != torch.float64:
-            kernels.append(onednn_linear)
-        widest = max(width for width, _ in shapes)
-        values = torch.randn(rows * widest, device=device, dtype=dtype)  # shared by the shapes
-        self._calls: list[list[Callable[[], Tensor]]] = []
-        for width, out in shapes:
-            x = values[: rows * width].view(rows, width)
-            weight = torch.randn(out, width, device=device, dtype=dtype)
-            bias = torch.zeros(out, device=device, dtype=dtype)
-            calls: list[Callable[[], Tensor]] = []
-            for kernel in kernels:
-                with suppress(RuntimeError):  # a kernel that does not take this dtype
-                    kernel(x, weight, bias)
-                    calls.append(partial(kernel, x, weight, bias))
-            self._calls.append(calls)
-
-    @torch.inference_mode()
-    def trial(self) -> None:
-        """Each kernel of each shape once more."""
-        for index, calls in enumerate(self._calls):
-            seconds = [timed(call, self.device) for call in calls]
-            self.best[index] = min(self.best[index], *seconds)
-
-    @property
-    def gflops(self) -> float:
-        operations = sum(2 * self.rows * width * out for width, out in self.shapes)
-        return operations / sum(self.best) / 1e9
 
 
 def peak_alone(
@@ -120,7 +28,7 @@ def peak_alone(
     take nothing new. None where the process fails or the system resolves no growth.
     """
     payload = pickle.dumps((torch.get_num_threads(), keeps, make_step, arguments))
-    code = "from vitcli.commands.profile.machine import write_peak; write_peak()"
+    code = "from vitcli.commands.profile.memory import write_peak; write_peak()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code], input=payload, capture_output=True, env=environment

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from vitcli.build import build_meta
 from vitcli.checkpoints.adapters import LowRank, adapted
+from vitcli.checkpoints.encoder_settings import resolve_settings
 from vitcli.checkpoints.families import FAMILIES
 from vitcli.checkpoints.family import Family, as_stored
 from vitcli.checkpoints.match import Match, Part, assign, check, takes_name
 from vitcli.checkpoints.preprocessing import with_preprocess
 from vitcli.checkpoints.readers import SNAPSHOT_CONFIG, Checkpoint, read_source
-from vitcli.checkpoints.resolve import resolve_settings
 from vitcli.checkpoints.tower import Tower, detect, layers_read, summary, tower_config
-from vitcli.config.load import (
+from vitcli.config.request import (
     NAME_A_PRESET,
     config_yaml,
     for_input_size,

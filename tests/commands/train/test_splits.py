@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.commands.train.sources import SMALL_RUN, Lines, folder
 from vitcli.commands.train import analysis as train
-from vitcli.commands.train.inputs import (
+from vitcli.commands.train.splits import (
     Input,
     Inputs,
     assign,
