@@ -216,8 +216,9 @@ def test_a_directory_belongs_to_one_sweep(sweeper: Sweeper) -> None:
         sweeper.run("name: two\n" + HEAD)
     (sweeper.folder / "other").mkdir()
     (sweeper.folder / "other" / "precious").touch()
-    with pytest.raises(VitcliError, match="not a sweep directory"):
-        sweeper.run(HEAD, out=sweeper.folder / "other")
+    for out in (sweeper.folder / "other", sweeper.folder / "other" / "precious"):
+        with pytest.raises(VitcliError, match="not a sweep directory"):
+            sweeper.run(HEAD, out=out)
 
 
 @pytest.mark.parametrize("name", ["toy", "2024", "null", "a: b", "#1", "grün"])

@@ -262,7 +262,7 @@ class Results:
         Raises:
             VitcliError: it holds another sweep, or something that is no sweep.
         """
-        if self.root.is_dir() and not self.sweep_file.exists() and self._foreign():
+        if self.root.exists() and not self.sweep_file.exists() and self._foreign():
             raise VitcliError(
                 f"{self.root}: is not a sweep directory and is not empty",
                 "name an empty directory with --out",
@@ -283,8 +283,10 @@ class Results:
                 _write(self.root / "id", uuid.uuid4().hex)
 
     def _foreign(self) -> bool:
-        """Whether it holds what a sweep killed in its first moment cannot have left."""
+        """Whether it is, or holds, what a sweep killed in its first moment cannot have left."""
         first = ("trials", "claim.lock")
+        if not self.root.is_dir():
+            return True
         names = (path.name for path in self.root.iterdir())
         return any(n not in first and not n.startswith(".sweep.yaml.") for n in names)
 
