@@ -179,7 +179,7 @@ def verify_tables(result: VerifyResult, every: int = 1) -> Iterator[str | Table]
             "" if math.isnan(one.smallest_cosine) else f"{one.smallest_cosine:.9f}",
             "equal" if one.equal else "[bold]differs[/]",
         )
-    yield f"{result.source}: vitcli and {result.library} {result.library_version}"
+    yield f"{escape(result.source)}: vitcli and {result.library} {result.library_version}"
     yield grid
     ratio = result.reference_wall_s / result.wall_s
     yield (

@@ -142,8 +142,8 @@ def convert_tables(result: ConvertResult) -> Iterator[Table]:
     grid.show_header = False
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("wrote", result.folder)
-    grid.add_row("from", f"{result.checkpoint.source} ({result.checkpoint.family})")
+    grid.add_row("wrote", escape(result.folder))
+    grid.add_row("from", escape(f"{result.checkpoint.source} ({result.checkpoint.family})"))
     grid.add_row("parameters", f"{result.parameters:,}")
     grid.add_row("bytes", f"{result.bytes:,}")
     grid.add_row("sha256", result.sha256)
