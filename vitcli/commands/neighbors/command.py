@@ -26,7 +26,8 @@ from vitcli.ui.figures import (
     new_figure,
     styled,
 )
-from vitcli.ui.options import Output, grouped
+from vitcli.ui.options import Output
+from vitcli.ui.parameters import grouped, option
 
 if TYPE_CHECKING:
     from vitcli.commands.neighbors.analysis import NeighborsResult
@@ -46,9 +47,7 @@ def neighbors(
     ] = 10,
     device: Annotated[
         str,
-        typer.Option(
-            "--device", metavar="NAME", help="Device on which to encode another image file."
-        ),
+        option("--device", "NAME", "Device on which to encode another image file."),
     ] = "auto",
     *,
     output: Output,

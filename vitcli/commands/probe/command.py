@@ -21,10 +21,10 @@ from vitcli.ui.options import (
     EngineOption,
     Output,
     ProjectionOption,
-    grouped,
     known_engine,
     load_all,
 )
+from vitcli.ui.parameters import grouped, option
 
 if TYPE_CHECKING:
     from vitcli.model import Model
@@ -44,55 +44,52 @@ def probe(
     models: EncodersOptions,
     k: Annotated[
         int,
-        typer.Option(
+        option(
             "--k",
+            "N",
+            "Nearest neighbors; at most the number of training images of the smallest class.",
             min=1,
-            metavar="N",
-            help="Nearest neighbors; at most the number of training images of the smallest class.",
         ),
     ] = 20,
-    folds: Annotated[
-        int, typer.Option("--folds", min=2, metavar="N", help="Folds of the cross-validation.")
-    ] = 5,
+    folds: Annotated[int, option("--folds", "N", "Folds of the cross-validation.", min=2)] = 5,
     seeds: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--seeds",
+            "N",
+            "Split seeds of the cross-validation (default: 5, or 2 above 5,000 images).",
             min=1,
-            metavar="N",
-            help="Split seeds of the cross-validation (default: 5, or 2 above 5,000 images).",
         ),
     ] = None,
     groups: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--groups",
-            metavar="FILE|parent",
-            help="Keep images of one group on one side of every split: a CSV of path and group, "
+            "FILE|parent",
+            "Keep images of one group on one side of every split: a CSV of path and group, "
             "or parent, the folder of each image.",
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--layers",
-            metavar="LIST|all",
-            help="Layers to probe, of those that the vectors hold: 0 is the input of the first "
+            "LIST|all",
+            "Layers to probe, of those that the vectors hold: 0 is the input of the first "
             "block, i the output of block i, -1 the last.",
         ),
     ] = None,
     targets: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--targets",
-            metavar="FILE",
-            help="Predict numbers instead of classes, by ridge regression: a CSV of path and "
-            "number.",
+            "FILE",
+            "Predict numbers instead of classes, by ridge regression: a CSV of path and number.",
         ),
     ] = None,
     unlabeled: Annotated[
         bool,
-        typer.Option(
+        option(
             "--unlabeled",
             help="Rank encoders without labels by their agreement about nearest neighbors. This "
             "is not accuracy.",
@@ -100,54 +97,50 @@ def probe(
     ] = False,
     confusion: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--confusion",
-            metavar="FILE",
-            help="Write the confusion matrix of the linear probe (of the best encoder): .csv, "
+            "FILE",
+            "Write the confusion matrix of the linear probe (of the best encoder): .csv, "
             ".png, .svg or .pdf.",
         ),
     ] = None,
     map_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--map",
-            metavar="FILE",
-            help="Draw the vectors (of the best encoder) in two dimensions, colored by class; as "
+            "FILE",
+            "Draw the vectors (of the best encoder) in two dimensions, colored by class; as "
             ".html with the images under the pointer.",
         ),
     ] = None,
     projection: ProjectionOption = "pca",
     test: Annotated[
         bool,
-        typer.Option(
+        option(
             "--test",
             help="Where the folders give train, val and test: test on test in place of val.",
         ),
     ] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, metavar="N", help="Images of each half of a published set."),
+        option("--limit", "N", "Images of each half of a published set.", min=1),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--out",
-            metavar="DIR",
-            help="Folder in which to keep the vectors of images (default: for several encoders the "
+            "DIR",
+            "Folder in which to keep the vectors of images (default: for several encoders the "
             "user's cache, for one encoder none).",
         ),
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(
-            "--tokens",
-            metavar="KIND",
-            help="Vectors of images: pooled, output, cls or dist (default: pooled).",
+        option(
+            "--tokens", "KIND", "Vectors of images: pooled, output, cls or dist (default: pooled)."
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, metavar="N", help="Decoding processes.")
-    ] = None,
+    workers: Annotated[int | None, option("--workers", "N", "Decoding processes.", min=1)] = None,
     engine: EngineOption = None,
     output: Output,
     plot: Plot,

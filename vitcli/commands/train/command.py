@@ -31,10 +31,10 @@ from vitcli.ui.options import (
     PrintConfigOption,
     Without,
     choices,
-    grouped,
     model_option,
     parse_size,
 )
+from vitcli.ui.parameters import grouped, option
 
 
 def with_default(text: str, key: str) -> str:
@@ -51,15 +51,17 @@ def with_default(text: str, key: str) -> str:
     return f"{text} Default: {images}{'' if images == shapes else f'; train-shapes: {shapes}'}."
 
 
-def option(panel: str, name: str, help: str, metavar: str | None = None, key: str = "") -> Any:
+def recipe_option(
+    panel: str, name: str, metavar: str | None = None, help: str = "", key: str = ""
+) -> Any:
     """An option in a panel of the help, with the default of its `key` of `train` if it has one."""
     text = with_default(help, key) if key else help
-    return typer.Option(name, rich_help_panel=panel, help=text, metavar=metavar)
+    return option(name, metavar, text, rich_help_panel=panel)
 
 
-train_option = partial(option, "Training")
-data_option = partial(option, "Data")
-adapter_option = partial(option, "Adapters")
+train_option = partial(recipe_option, "Training")
+data_option = partial(recipe_option, "Data")
+adapter_option = partial(recipe_option, "Adapters")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,70 +74,70 @@ class TrainOptions(ModelOptions):
     ] = None  # type: ignore[assignment]
     dtype: Annotated[
         str | None,
-        model_option(
-            "--dtype", metavar="TYPE", help="float32, or bfloat16 autocast. Default: float32."
-        ),
+        model_option("--dtype", "TYPE", "float32, or bfloat16 autocast. Default: float32."),
     ] = None  # type: ignore[assignment]
-    init: Annotated[
-        str | None, model_option("--init", metavar="SCHEME", help=f"{choices(InitScheme)}.")
-    ] = None
-    lr: Annotated[float | None, train_option("--lr", "Peak learning rate.", key="lr")] = None
+    init: Annotated[str | None, model_option("--init", "SCHEME", f"{choices(InitScheme)}.")] = None
+    lr: Annotated[float | None, train_option("--lr", help="Peak learning rate.", key="lr")] = None
     warmup: Annotated[
         str | None,
         train_option(
             "--warmup",
-            "Steps of linear warm-up; below 1, a fraction of all steps.",
             "FRACTION|STEPS",
+            "Steps of linear warm-up; below 1, a fraction of all steps.",
             "warmup",
         ),
     ] = None
     epochs: Annotated[
-        int | None, train_option("--epochs", "Passes over the training data.", "N", "epochs")
+        int | None, train_option("--epochs", "N", "Passes over the training data.", "epochs")
     ] = None
     batch: Annotated[
-        int | None, train_option("--batch", "Images per step, over all processes.", "N", "batch")
+        int | None, train_option("--batch", "N", "Images per step, over all processes.", "batch")
     ] = None
     accumulate: Annotated[
-        int | None, train_option("--accumulate", "Micro-batches per step.", "N", "accumulate")
+        int | None, train_option("--accumulate", "N", "Micro-batches per step.", "accumulate")
     ] = None
     clip_grad: Annotated[
         float | None,
-        train_option("--clip-grad", "Clip the gradient to this norm.", "NORM", "clip_grad"),
+        train_option("--clip-grad", "NORM", "Clip the gradient to this norm.", "clip_grad"),
     ] = None
     freeze: Annotated[
-        str | None, train_option("--freeze", "Train the classifier alone.", "encoder", "freeze")
+        str | None, train_option("--freeze", "encoder", "Train the classifier alone.", "freeze")
     ] = None
-    compile: Annotated[bool, train_option("--compile", "Use torch.compile.")] = False
+    compile: Annotated[bool, train_option("--compile", help="Use torch.compile.")] = False
     out: Annotated[
         Path | None,
-        train_option("--out", "Run directory: metrics, snapshots, weights.", "DIR"),
+        train_option("--out", "DIR", "Run directory: metrics, snapshots, weights."),
     ] = None
     resume: Annotated[
-        bool, train_option("--resume", "Continue from the last snapshot in --out.")
+        bool, train_option("--resume", help="Continue from the last snapshot in --out.")
     ] = False
     extend: Annotated[
         bool,
-        train_option("--extend", "With --resume and more --epochs: stretch the cosine over them."),
+        train_option(
+            "--extend", help="With --resume and more --epochs: stretch the cosine over them."
+        ),
     ] = False
     lora: Annotated[
         list[str] | None,
         adapter_option(
             "--lora",
-            "Train a LoRA adapter on this head; both count from 1. Repeatable.",
             "BLOCK:HEAD",
+            "Train a LoRA adapter on this head; both count from 1. Repeatable.",
         ),
     ] = None
     lora_rank: Annotated[
-        int | None, adapter_option("--lora-rank", "Rank of each adapter.", "R", "lora.rank")
+        int | None, adapter_option("--lora-rank", "R", "Rank of each adapter.", "lora.rank")
     ] = None
     lora_alpha: Annotated[
         float | None,
-        adapter_option("--lora-alpha", "The adapters' scale is alpha / rank.", "A", "lora.alpha"),
+        adapter_option("--lora-alpha", "A", "The adapters' scale is alpha / rank.", "lora.alpha"),
     ] = None
     lora_on: Annotated[
-        str | None, adapter_option("--lora-on", "Any of q,k,v.", "PARTS", "lora.on")
+        str | None, adapter_option("--lora-on", "PARTS", "Any of q,k,v.", "lora.on")
     ] = None
-    train_head: Annotated[bool, adapter_option("--train-head", "Train the classifier too.")] = False
+    train_head: Annotated[
+        bool, adapter_option("--train-head", help="Train the classifier too.")
+    ] = False
 
     def to_train_request(self, *positional: Setting, **more: Any) -> TrainRequest:
         """What to train, and where."""
@@ -254,36 +256,38 @@ def train(
     *,
     options: Annotated[TrainOptions, Without(("adapter", "fit"))],
     download: Annotated[
-        bool, data_option("--download", "Download a published set (data.kind) into DATA.")
+        bool, data_option("--download", help="Download a published set (data.kind) into DATA.")
     ] = False,
     test: Annotated[
-        bool, data_option("--test", "Report accuracy on the test split once, at the end.")
+        bool, data_option("--test", help="Report accuracy on the test split once, at the end.")
     ] = False,
     classes: Annotated[
         Path | None,
         data_option(
             "--classes",
+            "FILE",
             "Names of the outputs of --weights, one per line, where it has none. An output "
             "whose name is a class of DATA is kept.",
-            "FILE",
         ),
     ] = None,
     check: Annotated[
         bool,
-        data_option("--check", "Decode every image and look for duplicates before the first step."),
+        data_option(
+            "--check", help="Decode every image and look for duplicates before the first step."
+        ),
     ] = False,
     fail_fast: Annotated[
         bool,
         data_option(
             "--fail-fast",
-            "Stop at an unreadable image. Default: leave it out and list it at the end.",
+            help="Stop at an unreadable image. Default: leave it out and list it at the end.",
         ),
     ] = False,
     accept_new_data: Annotated[
         bool,
         data_option(
             "--accept-new-data",
-            "With --resume: train on new files too; every other file keeps its split.",
+            help="With --resume: train on new files too; every other file keeps its split.",
         ),
     ] = False,
     output: Output,
@@ -324,11 +328,11 @@ def train_shapes(
     options: Annotated[TrainOptions, Without(("adapter", "fit"))],
     difficulty: Annotated[
         float | None,
-        typer.Option("--difficulty", metavar="0..1", help="Rotation, noise, low contrast."),
+        option("--difficulty", "0..1", "Rotation, noise, low contrast."),
     ] = None,
     show_data: Annotated[
         Path | None,
-        typer.Option("--show-data", metavar="FILE", help="Draw a labeled sheet and stop."),
+        option("--show-data", "FILE", "Draw a labeled sheet and stop."),
     ] = None,
     output: Output,
     plot: Plot,
