@@ -137,6 +137,13 @@ def test_what_cannot_be_asked(place: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 1
     _, _, folder, image = shlex.split(caught.value.hint)
     assert neighbors(folder, image).index is not None  # the hint's command works
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "bad.png").write_bytes(b"no")
+    listing = Listing((str(tmp_path / "in"),))
+    encode_folder(load_model(REQUEST), listing, tmp_path / "none", FolderOptions())
+    with pytest.raises(VitcliError, match="No such file") as caught:
+        neighbors(tmp_path / "none", "gone.png")
+    assert "--retry-failed" in caught.value.hint  # no image has a vector that could be named
     with pytest.raises(VitcliError, match="no vectors of"):
         neighbors(tmp_path, "d/03.png")
     copy, other = tmp_path / "out", tmp_path / "other.png"

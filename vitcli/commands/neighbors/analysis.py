@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import os
 import shlex
 from collections import Counter
@@ -101,12 +100,14 @@ def neighbors(
     if vector is None:
         if isinstance(image, str | os.PathLike) and not os.path.lexists(image):
             names = (name for part in iterate_parts(folder) for name in _good_names(part))
-            example = shlex.join([str(folder), *itertools.islice(names, 1)])
+            example = next(names, "")
             raise ImageError(
                 "unreadable",
                 f"{printable(image)}: No such file, and no image of {printable(folder)} has this "
                 "name",
-                f"vitcli neighbors {example}",
+                shlex.join(["vitcli", "neighbors", str(folder), example])
+                if example
+                else "run `vitcli embed` again with --retry-failed",
             )
         vector = _encoded(load_saved(folder, device), image, manifest["settings"])
     query = unit_rows(vector[None].astype(np.float64))[0]
