@@ -26,8 +26,7 @@ from vitcli.ui.figures import (
     new_figure,
     styled,
 )
-from vitcli.ui.options import Output
-from vitcli.ui.parameters import grouped, option
+from vitcli.ui.options import Output, grouped, option
 
 if TYPE_CHECKING:
     from vitcli.commands.neighbors.analysis import NeighborsResult

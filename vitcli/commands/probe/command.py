@@ -21,10 +21,11 @@ from vitcli.ui.options import (
     EngineOption,
     Output,
     ProjectionOption,
+    grouped,
     known_engine,
     load_all,
+    option,
 )
-from vitcli.ui.parameters import grouped, option
 
 if TYPE_CHECKING:
     from vitcli.model import Model

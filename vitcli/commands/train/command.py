@@ -31,10 +31,11 @@ from vitcli.ui.options import (
     PrintConfigOption,
     Without,
     choices,
+    grouped,
     model_option,
+    option,
     parse_size,
 )
-from vitcli.ui.parameters import grouped, option
 
 
 def with_default(text: str, key: str) -> str:
