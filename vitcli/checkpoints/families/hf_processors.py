@@ -11,21 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitcli.checkpoints import preprocessing as rules
-from vitcli.checkpoints.preprocessing import (
-    CLIP,
-    FILTERS,
-    HALF,
-    IMAGENET,
-    PROCESSORS,
-    Given,
-    Preprocessing,
-    Rule,
-    Settings,
-    refuse,
-    section,
-    triple,
-    validated,
-)
+from vitcli.checkpoints.preprocessing import CLIP, HALF, IMAGENET, Given, Preprocessing, Settings
 from vitcli.config.schema import EncoderConfig
 from vitcli.errors import VitcliError
 
@@ -45,7 +31,7 @@ class Processor:
     """
 
     defaults: Settings
-    resize: Rule | None = None
+    resize: rules.Rule | None = None
     neutral: tuple[str, ...] = ()
     crops: bool = False
     tiles: Callable[[Given], str] = field(default=lambda given: "")
@@ -305,9 +291,9 @@ _KIMI_VIDEO = (
 
 def _of_kimis_own(settings: Settings, source: str) -> Settings:
     """The file that Kimi's own code reads, as the library's class has it."""
-    own = dict(section(settings, "media_proc_cfg", source))
+    own = dict(rules.section(settings, "media_proc_cfg", source))
     if own.pop("fixed_output_tokens", None) is not None:
-        refuse(source, "fixed_output_tokens", settings["media_proc_cfg"], "null expected")
+        rules.refuse(source, "fixed_output_tokens", settings["media_proc_cfg"], "null expected")
     side = own.pop("patch_limit_on_one_side", None)
     return {
         "image_processor_type": "Kimi_K25ImageProcessor",
@@ -322,7 +308,7 @@ def processor(kind: str | None) -> rules.Reader:
     """A family's `preprocess`: the file beside the weights; `kind` is its class if it has none."""
 
     def read(configs: Mapping[str, Settings], encoder: EncoderConfig) -> Preprocessing | None:
-        for name in PROCESSORS:
+        for name in rules.PROCESSORS:
             if name not in configs:
                 continue
             settings = configs[name]
@@ -342,7 +328,7 @@ def processor(kind: str | None) -> rules.Reader:
 
 
 def from_transformers(
-    settings: Settings, *, kind: str | None = None, source: str = PROCESSORS[0]
+    settings: Settings, *, kind: str | None = None, source: str = rules.PROCESSORS[0]
 ) -> Preprocessing:
     """The preprocessing of a Hugging Face `preprocessor_config.json`.
 
@@ -368,7 +354,7 @@ def from_transformers(
     for key, value in own.items():
         neutral = key in _NEUTRAL or key in reads.neutral
         if key not in known and not neutral:
-            refuse(source, key, value, f"unknown for {kind}")
+            rules.refuse(source, key, value, f"unknown for {kind}")
     given = Given(own, {**known, **own}, source)
     for key in (key for key, value in _COMMON.items() if isinstance(value, bool)):
         if not isinstance(given[key], bool):
@@ -380,12 +366,12 @@ def from_transformers(
         given.refuse("rescale_factor", "only 1/255 is supported")
     number = given["resample"]
     is_int = isinstance(number, int) and not isinstance(number, bool)
-    if not is_int or number not in range(len(FILTERS)):
+    if not is_int or number not in range(len(rules.FILTERS)):
         given.refuse("resample", "Pillow's filters are 0 to 5")
 
     config = {"resize_size": None, **_resized(reads, given, kind)}
     config |= {"crop_rounding": "floor", "resize_dtype": reads.resize_dtype}
-    config["filter"] = FILTERS[number]
+    config["filter"] = rules.FILTERS[number]
     if config.get("square") is not None and not given["do_normalize"]:
         given.refuse("do_normalize", f"true expected for {kind}, whose margin is the mean")
     if given["do_center_crop"]:
@@ -395,7 +381,7 @@ def from_transformers(
         if rule != "squash":
             given.refuse("crop_size", "height and width expected")
     for name, neutral_value in (("mean", 0.0), ("std", 1.0)):
-        values = triple(given[f"image_{name}"], f"image_{name}", source)
+        values = rules.triple(given[f"image_{name}"], f"image_{name}", source)
         config[name] = values if given["do_normalize"] else (neutral_value,) * 3
     notes = [reads.note] if reads.note else []
     if tiles := reads.tiles(given):
@@ -404,7 +390,7 @@ def from_transformers(
         notes.append(
             f"pixels of {kind}Pil; {named} differs by up to 1 level (bilinear) or 2 (bicubic)"
         )
-    return Preprocessing(validated(config, source), source, tuple(notes))
+    return Preprocessing(rules.validated(config, source), source, tuple(notes))
 
 
 def _resized(reads: Processor, given: Given, kind: str) -> dict[str, Any]:
@@ -431,5 +417,5 @@ def _class_of(settings: Settings, kind: str | None, source: str) -> tuple[str, s
     found = found.replace("FeatureExtractor", "ImageProcessor")
     found = found.replace("Qwen2_5_VL", "Qwen2VL").replace("Qwen3VL", "Qwen2VL")
     if found not in _CLASSES:
-        refuse(source, "image_processor_type", named, f"known: {', '.join(_CLASSES)}")
+        rules.refuse(source, "image_processor_type", named, f"known: {', '.join(_CLASSES)}")
     return str(named), found
