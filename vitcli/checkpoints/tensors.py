@@ -1,6 +1,6 @@
 """Tensors on disk, by name: shapes at once, values when asked for.
 
-Safetensors and NumPy's archives are read here, what torch wrote in `pytorch.py`. No reader runs
+Safetensors and NumPy's archives are read here, what torch wrote in `pickles.py`. No reader runs
 code that a file may hold.
 """
 
