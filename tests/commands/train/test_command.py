@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tests.commands.train.runs import command, shell
 from tests.commands.train.sources import folder
 from vitcli.cli import app
-from vitcli.commands.train.command import read_classes
+from vitcli.commands.train.command import FIRST_REPORTS_S, read_classes
 
 TINY = command()[command().index("train-shapes") + 1 :]
 SETS = [word for word in TINY if word not in ("--device", "cpu")]
@@ -167,6 +167,19 @@ def test_training_on_a_folder(tmp_path: Path) -> None:
     assert code == 2 and "DATA: is missing" in err
     code, _, err = invoke("train", str(tmp_path / "nowhere"))
     assert code == 2 and "no such folder" in err
+
+
+def test_another_process_leaves_the_first_one_time_to_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun ends all where one has ended: the error of a slow first process was lost."""
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    waited: list[float] = []
+    monkeypatch.setattr("vitcli.commands.train.command.time.sleep", waited.append)
+    code, out, err = invoke("train-shapes", "--lora-rank", "3")
+    assert (code, out, err) == (2, "", "")
+    assert FIRST_REPORTS_S in waited
 
 
 def test_a_list_of_classes_may_be_written_on_windows(tmp_path: Path) -> None:

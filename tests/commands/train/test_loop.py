@@ -243,6 +243,19 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     ]
 
 
+def test_what_another_process_could_not_read_is_in_the_snapshots() -> None:
+    """The first process alone writes them, and a resumed run lists what was left out before."""
+
+    class OfTwo(World):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, {"cat/1.png": "not an image"}]
+
+    ours = trainer()
+    ours.world = OfTwo()
+    ours.validate()
+    assert ours.data.unreadable == {"cat/1.png": "not an image"}
+
+
 def test_collectives_run_where_the_backend_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL takes no tensor of the CPU: counts on it travel over the GPU and come back."""
     seen: list[torch.device] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -161,6 +162,11 @@ class TrainOptions(ModelOptions):
         return option if value is True else f"{option} {value}"
 
 
+FIRST_REPORTS_S = 10.0
+"""Before another process ends: torchrun would end the first, which may be slower, unheard. Once
+the first has ended, torchrun ends the others at once."""
+
+
 @contextmanager
 def errors_from_first_process() -> Iterator[None]:
     """The first process reports what is wrong for all, every other one what is its own."""
@@ -171,6 +177,7 @@ def errors_from_first_process() -> Iterator[None]:
         if launch.rank == 0:
             raise
         if error.exit_code == 2:  # usage and input: the same in every process
+            time.sleep(FIRST_REPORTS_S)
             raise typer.Exit(error.exit_code) from error
         name = f"process {launch.rank}: {error.message}"
         raise VitcliError(name, error.hint, exit_code=error.exit_code) from error

@@ -369,6 +369,8 @@ class Trainer:
             sums[classes:-1] += labels.bincount(minlength=classes)
             sums[-1] += F.cross_entropy(logits.double(), labels, reduction="sum")
         values = self.world.total(sums).tolist()
+        for left_out in self.world.gather(self.data.unreadable):  # for the first one's snapshots
+            self.data.unreadable.update(left_out)
         model.train(was_training)
         counts = tuple(map(int, values[classes:-1]))
         if not sum(counts):
