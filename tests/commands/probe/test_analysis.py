@@ -125,6 +125,40 @@ def test_validation_images_are_tested_and_test_images_only_if_asked_for(tmp_path
     assert "--test: needs classes (got --unlabeled)" in both["error"]
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"limit": 3}, "--limit"),
+        ({"out": "x"}, "--out"),
+        ({"tokens": "cls"}, "--tokens"),
+        ({"workers": 1}, "--workers"),
+        ({"model": "vit-ti16"}, "a model"),
+    ],
+)
+def test_what_is_for_images_is_refused_for_vectors(
+    tmp_path: Path, given: dict[str, Any], named: str
+) -> None:
+    """From Python as on the command line, before anything is loaded."""
+    (tmp_path / "_manifest.json").write_text("{}")
+    with pytest.raises(VitcliError, match=rf"holds vectors already \({named} is only for images"):
+        vitcli.probe(tmp_path, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"unlabeled": True, "targets": "a.csv"}, "only one of them is possible"),
+        ({"unlabeled": True, "seeds": 2}, "--seeds: has no effect with --unlabeled"),
+        ({"targets": "a.csv", "test": True}, "--test: needs classes"),
+    ],
+)
+def test_arguments_of_another_question_are_refused(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(VitcliError, match=message):
+        vitcli.probe(tmp_path, **given)
+
+
 def test_too_few_to_say() -> None:
     with pytest.raises(VitcliError, match="got 1 classes"):
         single(np.eye(4), ["a", "a", "b", "c"])

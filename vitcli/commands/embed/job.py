@@ -23,7 +23,7 @@ from vitcli import __version__
 from vitcli.checkpoints.weights import weights_digest
 from vitcli.commands.embed.inputs import InputList, difference
 from vitcli.commands.embed.parts import FORMATS, PartError, PartFormat, Rows
-from vitcli.commands.embed.result import Checksums, FolderOptions, Manifest, recalled
+from vitcli.commands.embed.result import MANIFEST, Checksums, FolderOptions, Manifest, recalled
 from vitcli.commands.embed.rows import Column
 from vitcli.config.yaml import dotted, read_json
 from vitcli.errors import VitcliError
@@ -36,10 +36,8 @@ from vitcli.loading import load_model
 from vitcli.model import Model, read_picture
 from vitcli.stats import Plane, evenly, plane
 
-MANIFEST = "_manifest.json"
 INPUTS = "_inputs.jsonl"
 CHECKSUMS = "_checksums.json"
-"""Readers of a folder of Parquet pass over names with an underscore."""
 _LEFT = re.compile(
     r"\.(part-\d+\.[a-z]+|_checksums\.json)\.[0-9a-f]{12}\.part"
     r"|\.(inputs|manifest)\.[a-z0-9_]{8}(\.jsonl|\.part)?"

@@ -14,6 +14,8 @@ from vitcli.errors import VitcliError
 from vitcli.images import MAX_PIXELS, MEMORY_BYTES, TIMEOUT_S
 from vitcli.results import FailedImage, ModelInfo, Result
 
+MANIFEST = "_manifest.json"
+"""In the folder of a job: readers of a folder of Parquet pass over names with an underscore."""
 PART_BYTES = 2**28
 """A part holds fewer rows than `part_rows` where it would be larger than this."""
 

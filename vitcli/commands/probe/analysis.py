@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from vitcli.commands.embed.analysis import embed
-from vitcli.commands.embed.job import MANIFEST, shard_labels
-from vitcli.commands.embed.result import remembered
+from vitcli.commands.embed.job import shard_labels
+from vitcli.commands.embed.result import MANIFEST, remembered
 from vitcli.commands.params.analysis import model_costs
 from vitcli.commands.probe import evaluate
 from vitcli.commands.probe.evaluate import TIMED_BATCH, TIMED_ROUNDS
@@ -31,7 +31,13 @@ from vitcli.commands.probe.labeled import (
     with_groups,
     with_targets,
 )
-from vitcli.commands.probe.result import AgreementResult, Cost, ProbeResult, RankingResult
+from vitcli.commands.probe.result import (
+    AgreementResult,
+    Cost,
+    ProbeResult,
+    RankingResult,
+    check_options,
+)
 from vitcli.commands.probe.scores import Trial, agreement, encoder_names
 from vitcli.commands.profile.memory import peak_memory
 from vitcli.config.settings import parse_layers
@@ -95,15 +101,30 @@ def probe(
         limit: images of each half of a published set.
         test: where folders give train, val and test, test on `test` in place of `val`.
         out: folder in which to keep the vectors of images.
+        tokens, workers: vectors of images as `vitcli.embed` names them, and its decoding processes.
         progress: called with the images encoded; its `line` with each note.
 
     Raises:
-        VitcliError: no classes, too few images, no test split that `test` asks for, or
-            scikit-learn is missing.
+        VitcliError: no classes, too few images, no test split that `test` asks for, an argument
+            without effect on these inputs, or scikit-learn is missing.
     """
     folder = Path(folder)
     single = model is None or isinstance(model, Model | str | os.PathLike)
     sources: list[Source] = [] if model is None else [model] if single else list(model)  # type: ignore[arg-type, list-item]
+    check_options(
+        folder if (folder / MANIFEST).is_file() else None,
+        targets is not None,
+        unlabeled,
+        for_classes={"--confusion": confusion, "--test": test},
+        for_labels={"--groups": groups, "--seeds": seeds},
+        for_images={
+            "--limit": limit,
+            "--out": out,
+            "--tokens": tokens != "pooled",
+            "--workers": workers,
+            "a model": sources,
+        },
+    )
     evaluate.sklearn()  # an error before hours of encoding
     models = [as_model(source, by_library=True) for source in sources]
     with contextlib.ExitStack() as stack:
@@ -174,11 +195,6 @@ class _Encoding:
         """The vectors in the folder, or those of each model on the images in it."""
         folder, shown = self.folder, printable(self.folder)
         if (folder / MANIFEST).is_file():
-            if models:
-                raise VitcliError(
-                    f"{shown}: holds vectors already (a model is only for images)",
-                    f"vitcli probe {folder}",
-                )
             return read_vectors([folder], self.layers)
         if not models:
             raise VitcliError(

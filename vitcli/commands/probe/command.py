@@ -163,7 +163,8 @@ def probe(
       vitcli probe photos/ --weights A --pool cls,mean
       vitcli probe data/fashion-mnist --preset vit-ti16 --limit 2000
     """
-    from vitcli.commands.embed.job import MANIFEST, thumbnails
+    from vitcli.commands.embed.result import MANIFEST
+    from vitcli.commands.probe.result import check_options
 
     check_figure_file(plot)
     check_figure_file(map_file, *PAGES)
@@ -171,28 +172,23 @@ def probe(
         check_projection(projection)
     if confusion and confusion.suffix.lower() != ".csv":
         check_figure_file(confusion)
-    other = "--unlabeled" if unlabeled else "--targets" if targets else ""
-    for name, value in (("--confusion", confusion), ("--test", test)):
-        if other and value:
-            raise VitcliError(f"{name}: needs classes (got {other})", f"leave out {name}")
-    if unlabeled and targets:
-        raise VitcliError(
-            "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"
-        )
-    idle = [name for name, value in (("--groups", groups), ("--seeds", seeds)) if value is not None]
-    if unlabeled and idle:
-        raise VitcliError(f"{idle[0]}: has no effect with --unlabeled", f"leave out {idle[0]}")
-    if encoded := (folder / MANIFEST).is_file():
-        given = [name for name, value in (("--limit", limit), ("--out", out)) if value is not None]
-        given += [name for name, value in (("--tokens", tokens), ("--workers", workers)) if value]
-        given += ["--engine"] if engine else []
-        if given or models != EncodersOptions():
-            raise VitcliError(
-                f"{folder}: holds vectors already ({', '.join(given) or 'a model'} is only for "
-                "images)",
-                f"vitcli probe {folder}",
-            )
-    elif not folder.is_dir():
+    encoded = (folder / MANIFEST).is_file()
+    check_options(
+        folder if encoded else None,
+        targets is not None,
+        unlabeled,
+        for_classes={"--confusion": confusion, "--test": test},
+        for_labels={"--groups": groups, "--seeds": seeds},
+        for_images={
+            "--limit": limit,
+            "--out": out,
+            "--tokens": tokens,
+            "--workers": workers,
+            "--engine": engine,
+            "a model": models != EncodersOptions(),
+        },
+    )
+    if not encoded and not folder.is_dir():
         raise VitcliError(
             f"{folder}: the folder is missing", "name a folder of images or of vectors"
         )
@@ -200,6 +196,7 @@ def probe(
     requests = [] if encoded else _requests(models, pools)
     requests = [dataclasses.replace(one, engine=_engine(one, engine)) for one in requests]
     with status("loading torch and scikit-learn"):
+        from vitcli.commands.embed.job import thumbnails
         from vitcli.commands.probe import analysis, evaluate, view
         from vitcli.commands.probe.result import AgreementResult
 

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+from vitcli.errors import VitcliError
+from vitcli.files import printable
 from vitcli.results import Result
 from vitcli.stats import Plane
+
+
+def check_options(
+    vectors: Path | None,
+    targets: bool,
+    unlabeled: bool,
+    *,
+    for_classes: Mapping[str, Any],
+    for_labels: Mapping[str, Any],
+    for_images: Mapping[str, Any],
+) -> None:
+    """Refuse what would have no effect: options by name, with their values where they are given.
+
+    Args:
+        vectors: the folder, where it holds vectors already.
+
+    Raises:
+        VitcliError: two questions at once, or an option of another one.
+    """
+    other = "--unlabeled" if unlabeled else "--targets" if targets else ""
+    for name in (name for name, value in for_classes.items() if other and value):
+        raise VitcliError(f"{name}: needs classes (got {other})", f"leave out {name}")
+    if unlabeled and targets:
+        raise VitcliError(
+            "--unlabeled, --targets: only one of them is possible", "leave out --unlabeled"
+        )
+    for name in (name for name, value in for_labels.items() if unlabeled and value is not None):
+        raise VitcliError(f"{name}: has no effect with --unlabeled", f"leave out {name}")
+    given = [name for name, value in for_images.items() if value]
+    if vectors and given:
+        raise VitcliError(
+            f"{printable(vectors)}: holds vectors already ({', '.join(given)} is only for images)",
+            f"vitcli probe {printable(vectors)}",
+        )
 
 
 @dataclass(frozen=True)
