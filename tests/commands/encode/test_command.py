@@ -501,7 +501,7 @@ def test_encode_gives_up_a_file_that_takes_minutes(
     (tmp_path / "slow.jpg").write_bytes(many_scans(400, (6000, 6000)))
     Image.new("RGB", (64, 48)).save(tmp_path / "good.png")
     limited = functools.partial(decode_within, timeout_s=1.0)
-    monkeypatch.setattr("vitcli.images.workers.decode_within", limited)
+    monkeypatch.setattr("vitcli.model.decode_within", limited)
     names = [str(tmp_path / name) for name in ("slow.jpg", "good.png")]
     done = CliRunner().invoke(app, ["encode", *SMALL, *names, "--json"])
     found = json.loads(done.stdout)
