@@ -139,6 +139,7 @@ def tar_header(name: bytes, size: int, kind: bytes) -> bytes:
         (tar_header(b"x", 32 * 2**30, b"x") + b"y" * 512, {"corrupt"}),
         (tar_header(b"x.png", 2**62, b"0") + b"y" * 512, {"", "corrupt"}),
     ],
+    ids=["names", "long name", "long header", "long member"],  # else contents, in environments
 )
 def test_a_hostile_shard_costs_its_own_row(tmp_path: Path, content: bytes, codes: set[str]) -> None:
     (tmp_path / "a.tar").write_bytes(content)

@@ -74,3 +74,39 @@ def test_parquet_is_read_by_pandas_and_holds_null_where_it_failed(tmp_path: Path
     assert list(table.columns[:3]) == ["index", "path", "escaped"]
     assert list(table["path"]) == ['a,"b"\n.jpg', "caf\\xe9\\\\.jpg", "é.jpg"]
     assert table["vector"][1] is None and len(table["vector"][0]) == 5
+
+
+@pytest.mark.parametrize("good", [(True, False, True), (False, False, False), (True, True, True)])
+def test_grids_come_back_whichever_rows_failed(tmp_path: Path, good: tuple[bool, ...]) -> None:
+    written = rows()
+    written.status = ["ok" if one else "corrupt" for one in good]
+    grids = np.random.default_rng(0).normal(size=(3, 2, 4, 5)).astype("float16")
+    grids[~np.array(good)] = np.nan
+    written.arrays = {"patch": grids}
+    FORMATS["parquet"].write(tmp_path, 0, written, {})
+    read, _ = FORMATS["parquet"].read(tmp_path, 0)
+    assert read.arrays["patch"].dtype == np.float16
+    np.testing.assert_array_equal(read.arrays["patch"], grids)
+
+
+def test_lists_are_such_as_every_pyarrow_reads_with_nulls(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    FORMATS["parquet"].write(tmp_path, 0, rows(), {})
+    schema = pq.read_schema(tmp_path / "part-00000.parquet")
+    assert schema.field("vector").type == pa.list_(pa.float32())
+
+
+def test_parts_with_lists_of_a_fixed_size_are_read(tmp_path: Path) -> None:
+    """As they were written before, beside those of today."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    written = rows()
+    written.status, written.arrays["vector"][1] = ["ok"] * 3, 1.0
+    FORMATS["parquet"].write(tmp_path, 0, written, {})
+    table = pq.read_table(tmp_path / "part-00000.parquet")
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(written.arrays["vector"].reshape(-1)), 5)
+    old = table.set_column(table.column_names.index("vector"), "vector", fixed)
+    pq.write_table(old, tmp_path / "part-00001.parquet")
+    read, _ = FORMATS["parquet"].read(tmp_path, 1)
+    np.testing.assert_array_equal(read.arrays["vector"], written.arrays["vector"])
+    both = pq.read_table(tmp_path)
+    assert both.num_rows == 6 and both["vector"].null_count == 0

@@ -112,17 +112,30 @@ class ParquetParts(PartFormat):
         types |= {"width": pa.int32(), "height": pa.int32()}
         columns = _as_columns(rows)
         arrays = [pa.array(columns[name], types.get(name, pa.string())) for name in _COLUMNS]
-        failed = pa.array(~rows.good)
-        for array in rows.arrays.values():
-            lists = pa.array(np.ascontiguousarray(array).reshape(-1))
-            for size in array.shape[:1:-1]:  # from the innermost list outwards
-                lists = pa.FixedSizeListArray.from_arrays(lists, size)
-            arrays.append(pa.FixedSizeListArray.from_arrays(lists, array.shape[1], mask=failed))
-        table = pa.table(arrays, names=[*_COLUMNS, *rows.arrays])
-        table = table.replace_schema_metadata({ABOUT: _dump(about)})
+        fields = [pa.field(name, array.type) for name, array in zip(_COLUMNS, arrays, strict=True)]
+        for name, array in rows.arrays.items():
+            arrays.append(self._lists(array, rows.good))
+            shape = {"shape": json.dumps(array.shape[1:])}
+            fields.append(pa.field(name, arrays[-1].type, metadata=shape))
+        table = pa.table(arrays, pa.schema(fields, {ABOUT: _dump(about)}))
         with atomic_write(self.files(folder, part)[0]) as file:
             plain = ["status", "error"]
             pq.write_table(table, file, use_dictionary=plain, write_page_checksum=True)
+
+    @staticmethod
+    def _lists(array: np.ndarray, good: np.ndarray) -> Any:
+        """A list for each row, null where it failed.
+
+        Not of a fixed size: before pyarrow 26 those can neither be written nor read with nulls.
+        """
+        pa, _ = _pyarrow()
+        lists = pa.array(np.ascontiguousarray(array[good]).reshape(-1))
+        for size in array.shape[:1:-1]:  # from the innermost list outwards
+            offsets = np.arange(0, len(lists) + 1, size, dtype=np.int32)
+            lists = pa.ListArray.from_arrays(offsets, lists)
+        ends = np.cumsum(np.where(good, array.shape[1], 0), dtype=np.int32)
+        offsets = np.concatenate([np.zeros(1, np.int32), ends])
+        return pa.ListArray.from_arrays(offsets, lists, mask=pa.array(~good))
 
     def _read(self, folder: Path, part: int) -> tuple[Rows, dict[str, Any]]:
         _, pq = _pyarrow()
@@ -132,11 +145,15 @@ class ParquetParts(PartFormat):
         columns = {name: table[name].to_pylist() for name in _COLUMNS}
         arrays = {}
         for name in table.column_names[len(_COLUMNS) :]:
-            lists, shape = table[name].combine_chunks(), [len(table)]
-            while hasattr(lists.type, "list_size"):
-                shape.append(lists.type.list_size)
-                lists = lists.values
-            arrays[name] = lists.to_numpy(zero_copy_only=False).reshape(shape)
+            lists, there = table[name].combine_chunks(), table[name].is_valid().to_numpy()
+            shape = json.loads((table.schema.field(name).metadata or {}).get(b"shape", "[]"))
+            while hasattr(lists, "flatten"):
+                if hasattr(lists.type, "list_size"):  # as they were written before
+                    shape.append(lists.type.list_size)
+                lists = lists.flatten()  # without those that are null
+            values = lists.to_numpy(zero_copy_only=False)
+            arrays[name] = np.full((len(table), *shape), np.nan, values.dtype)
+            arrays[name][there] = values.reshape(-1, *shape)
         return _as_rows(columns, arrays), about
 
 
